@@ -1,0 +1,1 @@
+"""Triton kernels for sparse MLA with hierarchical residency, and their plain references."""

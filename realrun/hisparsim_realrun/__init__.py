@@ -1,0 +1,1 @@
+"""Execute the simulator's plans on real tensors."""

@@ -1,0 +1,1 @@
+"""Simulate KV residency policies for sparse-MLA serving."""

@@ -1,0 +1,1 @@
+"""Read, describe and synthesise LLM serving traces."""
