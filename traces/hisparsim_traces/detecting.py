@@ -1,0 +1,63 @@
+"""Which format a file is, from its content alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .csvcolumns import header_of
+from .errors import TraceError
+from .files import sample
+from .formats import FORMATS
+from .jsonl import parse_object
+from .rows import BadRow, Head
+
+_KEY = re.compile(rb'"([A-Za-z_][\w ./-]{0,63})"\s*:')
+
+
+def read_head(path: Path) -> Head:
+    """The beginning of a file, taken apart. Raises TraceError where it is empty or binary."""
+    raw = sample(path)
+    if raw.startswith(b"PAR1"):
+        return Head(path, "parquet", (), frozenset(), {}, raw)
+    text = raw.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text:
+        raise TraceError("is empty", path=path)
+    if text[:1] in (b"{", b"["):
+        lines = [line for line in text.split(b"\n") if line.strip()]
+        try:
+            first = parse_object(lines[0])
+            return Head(path, "json", (), frozenset(first), first, raw)
+        except BadRow:  # cut by the sample's end, or an object over several lines: its keys must do
+            keys = frozenset(key.decode() for key in _KEY.findall(text))
+            return Head(path, "json", (), keys, {}, raw)
+    if b"\0" in raw:
+        raise TraceError("is binary, and neither gzip, zstd nor Parquet", path=path)
+    return Head(path, "csv", header_of(text), frozenset(), {}, raw)
+
+
+def candidates(path: Path) -> list[str]:
+    """Names of every format the file's beginning fits."""
+    head = read_head(path)
+    return [format.name for format in FORMATS.values() if format.recognise(head)]
+
+
+def detect(path: str | Path) -> str:
+    """The one format a file is.
+
+    Raises:
+        TraceError: no format fits, or more than one does; the message names the candidates and `--format`.
+    """
+    path = Path(path)
+    found = candidates(path)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TraceError(f"may be {' or '.join(found)}: say which with --format", path=path)
+    head = read_head(path)
+    seen = ", ".join(head.header[:12] if head.kind == "csv" else sorted(head.keys)[:12]) or head.kind
+    raise TraceError(
+        f"is no format known here (found {seen[:200]}): name one of {', '.join(FORMATS)} with --format, "
+        "or describe its columns with --map",
+        path=path,
+    )

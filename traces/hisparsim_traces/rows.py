@@ -1,0 +1,257 @@
+"""What a format's reader hands over: chunks of parsed rows, in file order, and the rows it could not use."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .trace import Floats, Ints
+
+NO_STAMP = np.iinfo(np.int64).min
+MAX_TOKENS = (
+    1_000_000_000  # no prompt or output is longer; larger figures are damage, and would overflow sums
+)
+MAX_STAMP_NS = 9_000_000_000_000_000_000  # int64 nanoseconds: epoch stamps until 2255
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that was read and cannot be used."""
+
+    line: int
+    reason: str
+    detail: str
+
+
+@dataclass
+class Chunk:
+    """Parsed rows. `parent` counts parsed rows of the whole file from 0, -1 = none.
+
+    `time_ns` is exact, at the source's own origin; NO_STAMP where a dependent row has none.
+    `block_ids` [sum(block_counts)] are scoped: equal only where the source means the same content.
+    """
+
+    line: Ints
+    time_ns: Ints
+    input_tokens: Ints
+    output_tokens: Ints
+    session: Ints | None = None
+    turn: Ints | None = None
+    parent: Ints | None = None
+    think_s: Floats | None = None
+    shared_prefix_tokens: Ints | None = None
+    block_counts: Ints | None = None
+    block_ids: NDArray[np.uint64] | None = None
+    rejected: list[Rejected] = field(default_factory=list)
+    changed: list[Rejected] = field(default_factory=list)
+    num_blank: int = 0
+    notes: tuple[str, ...] = ()
+    block_tokens: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def first(self, n: int) -> Chunk:
+        """The first n rows, with what was rejected or changed up to the last of them."""
+        if n >= len(self):
+            return self
+        last = int(self.line[n - 1]) if n else 0
+        blocks = None if self.block_counts is None else int(self.block_counts[:n].sum())
+        return replace(
+            self,
+            line=self.line[:n],
+            time_ns=self.time_ns[:n],
+            input_tokens=self.input_tokens[:n],
+            output_tokens=self.output_tokens[:n],
+            session=None if self.session is None else self.session[:n],
+            turn=None if self.turn is None else self.turn[:n],
+            parent=None if self.parent is None else self.parent[:n],
+            think_s=None if self.think_s is None else self.think_s[:n],
+            shared_prefix_tokens=None if self.shared_prefix_tokens is None else self.shared_prefix_tokens[:n],
+            block_counts=None if self.block_counts is None else self.block_counts[:n],
+            block_ids=None if self.block_ids is None else self.block_ids[:blocks],
+            rejected=[r for r in self.rejected if r.line <= last],
+            changed=[r for r in self.changed if r.line <= last],
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a reader may be told. Each format takes what it knows and refuses the rest.
+
+    Attributes:
+        columns: own column names and units, for the plain formats: {"arrival": "ts:ms", "input_tokens": "isl"}.
+        block_tokens: tokens a block id covers, where the format leaves it open.
+        seed: for formats that describe clients rather than requests (ServeGen).
+        duration_s: how much of such a description is drawn, None = all.
+        time_unit: "s" | "ms" | "us" | "ns", for the one format that leaves its unit open (timed_trace).
+    """
+
+    columns: Mapping[str, str] | None = None
+    block_tokens: int | None = None
+    seed: int | None = None
+    duration_s: float | None = None
+    time_unit: str | None = None
+
+    def given(self) -> set[str]:
+        return {name for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a file, taken apart as far as detection needs.
+
+    Attributes:
+        kind: "csv", "json" or "parquet".
+        header: the first line's fields, for "csv".
+        keys: the first object's keys, for "json".
+        first: the first object; empty where it is larger than the sample.
+        raw: the sampled bytes.
+    """
+
+    path: Path
+    kind: str
+    header: tuple[str, ...]
+    keys: frozenset[str]
+    first: Mapping[str, object]
+    raw: bytes
+
+
+class ReadRows(Protocol):
+    def __call__(self, path: Path, options: Options) -> Iterator[Chunk]: ...
+
+
+class Recognise(Protocol):
+    def __call__(self, head: Head) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """A named format.
+
+    Attributes:
+        recognise: whether a file's beginning is this format; every recogniser is asked, two answers are an error.
+        block_rule: "ceil": the partial last block has an id; "floor": it has none (one more is cut off);
+            None: the format has no ids.
+        takes: the names of the Options it understands.
+        sessions_whole: ids and sessions are files' own, so several files may be read as one trace.
+    """
+
+    name: str
+    title: str
+    read: ReadRows
+    recognise: Recognise
+    block_rule: str | None = None
+    takes: frozenset[str] = frozenset()
+    sessions_whole: bool = False
+
+
+class BadRow(Exception):
+    """Raised inside a reader for the row at hand; becomes a Rejected."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class Builder:
+    """Collects rows one by one for readers that cannot work on columns."""
+
+    def __init__(self, *, blocks: bool = False, sessions: bool = False) -> None:
+        self.num_rows = 0  # of the whole file
+        self._blocks = blocks
+        self._sessions = sessions
+        self._clear()
+
+    def _clear(self) -> None:
+        self.line: list[int] = []
+        self.time_ns: list[int] = []
+        self.input_tokens: list[int] = []
+        self.output_tokens: list[int] = []
+        self.session: list[int] = []
+        self.turn: list[int] = []
+        self.parent: list[int] = []
+        self.think_s: list[float] = []
+        self.shared: list[int] = []
+        self.block_counts: list[int] = []
+        self.block_ids: array[int] = array("Q")
+        self.rejected: list[Rejected] = []
+        self.changed: list[Rejected] = []
+        self.num_blank = 0
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def add(
+        self,
+        line: int,
+        time_ns: int,
+        input_tokens: int,
+        output_tokens: int,
+        ids: list[int] | None = None,
+        *,
+        session: int = -1,
+        turn: int = 0,
+        parent: int = -1,
+        think_s: float = float("nan"),
+        shared: int = 0,
+    ) -> int:
+        """Append a row and return its number within the file. Raises BadRow, and adds nothing, on a bad id."""
+        if self._blocks:
+            before = len(self.block_ids)
+            try:
+                self.block_ids.extend(ids or [])
+            except (TypeError, OverflowError):
+                del self.block_ids[before:]
+                raise BadRow("unreadable hash_ids", "ids are whole numbers from 0 to 2^64 - 1") from None
+            self.block_counts.append(len(self.block_ids) - before)
+        self.line.append(line)
+        self.time_ns.append(time_ns)
+        self.input_tokens.append(input_tokens)
+        self.output_tokens.append(output_tokens)
+        if self._sessions:
+            self.session.append(session)
+            self.turn.append(turn)
+            self.parent.append(parent)
+            self.think_s.append(think_s)
+            self.shared.append(shared)
+        self.num_rows += 1
+        return self.num_rows - 1
+
+    def reject(self, line: int, bad: BadRow) -> None:
+        self.rejected.append(Rejected(line, bad.reason, bad.detail))
+
+    def change(self, line: int, reason: str, detail: str = "") -> None:
+        self.changed.append(Rejected(line, reason, detail))
+
+    def take(self, *, block_tokens: int | None = None, notes: tuple[str, ...] = ()) -> Chunk:
+        """The rows since the last take, as a chunk; the builder starts again empty."""
+        chunk = Chunk(
+            line=np.array(self.line, np.int64),
+            time_ns=np.array(self.time_ns, np.int64),
+            input_tokens=np.array(self.input_tokens, np.int64),
+            output_tokens=np.array(self.output_tokens, np.int64),
+            rejected=self.rejected,
+            changed=self.changed,
+            num_blank=self.num_blank,
+            notes=notes,
+            block_tokens=block_tokens,
+        )
+        if self._sessions:
+            chunk.session = np.array(self.session, np.int64)
+            chunk.turn = np.array(self.turn, np.int64)
+            chunk.parent = np.array(self.parent, np.int64)
+            chunk.think_s = np.array(self.think_s, np.float64)
+            chunk.shared_prefix_tokens = np.array(self.shared, np.int64)
+        if self._blocks:
+            chunk.block_counts = np.array(self.block_counts, np.int64)
+            chunk.block_ids = np.frombuffer(self.block_ids.tobytes(), np.uint64)
+        self._clear()
+        return chunk
