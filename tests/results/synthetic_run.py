@@ -1,4 +1,4 @@
-"""A toy server with slots instead of blocks: consistent records for tests of results, reports and commands."""
+"""A toy server with slots instead of blocks: consistent records for tests of results and reports."""
 
 from __future__ import annotations
 

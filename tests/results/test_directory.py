@@ -14,6 +14,10 @@ from hisparsim.results.metrics import run_row
 from hisparsim.results.timeline import bin_timeline
 
 
+def steady_fields(run_json: bytes) -> dict[str, object]:
+    return {name: value for name, value in json.loads(run_json).items() if name not in VARYING_FIELDS}
+
+
 @pytest.fixture(scope="module")
 def result() -> RunResult:
     return synthetic_run(num_requests=60)
@@ -65,7 +69,8 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_killed_writer_leaves_no_directory_of_that_name(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom hisparsim.results.directory import published\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from hisparsim.results.directory import published\n"
         "with published(Path(sys.argv[1])) as directory:\n"
         "    (directory / 'run.json').write_text('{}')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

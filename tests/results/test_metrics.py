@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def test_busy_time_and_mean_running_equal_a_sweep_over_all_instants(seed: int) -
     arrival, finish = result.requests["arrival_ns"], result.requests["finish_ns"]
     instants = np.unique(np.concatenate((arrival, finish)))
     slow = 0
-    for left, right in zip(instants[:-1], instants[1:], strict=True):
+    for left, right in pairwise(instants):
         if ((arrival <= left) & (finish >= right)).any():
             slow += int(right - left)
     assert busy_time_ns(result) == slow
