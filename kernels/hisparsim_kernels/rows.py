@@ -1,0 +1,268 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""Rows in and out of pools: write new rows, read rows back, mirror rows to the host pool.
+
+    latent   [tokens, 512]     bf16 or float32, contiguous
+    rope     [tokens, 64]      bf16 or float32, contiguous
+    rows     [num_rows, 576] bf16 or [num_rows, 656] uint8 (`row_format`): a pool
+    slots    [tokens]          int32, the row of the pool; -1 writes nothing (a padding token), reads zeros
+
+`mirror_rows` copies whole rows between pools of one format by 16-byte accesses; the destination may be pinned host
+memory, which a kernel writes directly (zero copy). Offsets are 64-bit: row x 1152 passes 2^31 at 1.9 M rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hisparsim_kernels import errors
+from hisparsim_kernels.arch import arch_of
+from hisparsim_kernels.configs import find_config
+from hisparsim_kernels.mla_tile import (
+    FP8_ROW_BYTES,
+    FP8_SCALES,
+    LATENT,
+    ROPE,
+    WIDTH,
+    load_bf16_rows,
+    load_fp8_rows,
+)
+from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.row_format import RowFormat, row_format_of
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _write_kernel(
+    latent_ptr,
+    rope_ptr,
+    slots_ptr,
+    rows_ptr,
+    num_tokens,
+    FP8: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    row = tl.load(slots_ptr + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    live = (row >= 0)[:, None]
+    column = tl.arange(0, LATENT)[None, :]
+    rope_column = tl.arange(0, ROPE)[None, :]
+    latent = tl.load(latent_ptr + token[:, None] * LATENT + column, mask=live, other=0.0)
+    rope = tl.load(rope_ptr + token[:, None] * ROPE + rope_column, mask=live, other=0.0)
+    if FP8:
+        tiles = tl.reshape(latent.to(tl.float32), (BLOCK_TOKENS, FP8_SCALES, LATENT // FP8_SCALES))
+        largest = tl.maximum(tl.max(tl.abs(tiles), 2), 1e-4)
+        scale = tl.div_rn(largest, 448.0)
+        if POWER_OF_TWO:
+            # Round the float's exponent up: add all mantissa bits, then drop them.
+            bits = scale.to(tl.int32, bitcast=True)
+            scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+        codes = tl.div_rn(tiles, tl.broadcast_to(scale[:, :, None], tiles.shape)).to(tl.float8e4nv)
+        at = rows_ptr + row * FP8_ROW_BYTES
+        codes_at = at.to(tl.pointer_type(tl.float8e4nv))[:, None] + column
+        scales_at = (at + LATENT).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, FP8_SCALES)[None, :]
+        rope_at = (at + LATENT + 4 * FP8_SCALES).to(tl.pointer_type(tl.bfloat16))[:, None] + rope_column
+        tl.store(codes_at, tl.reshape(codes, (BLOCK_TOKENS, LATENT)), mask=live)
+        tl.store(scales_at, scale, mask=live)
+        tl.store(rope_at, rope.to(tl.bfloat16), mask=live)
+    else:
+        at = rows_ptr + row[:, None] * WIDTH
+        tl.store(at + column, latent.to(tl.bfloat16), mask=live)
+        tl.store(at + LATENT + rope_column, rope.to(tl.bfloat16), mask=live)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _read_kernel(rows_ptr, slots_ptr, out_ptr, num_tokens, FP8: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    inside = token < num_tokens
+    row = tl.load(slots_ptr + token, mask=inside, other=-1).to(tl.int64)
+    if FP8:
+        latent, rope = load_fp8_rows(rows_ptr, row, row >= 0, BLOCK_TOKENS)
+    else:
+        latent, rope = load_bf16_rows(rows_ptr, row, row >= 0)
+    at = out_ptr + token[:, None] * WIDTH
+    tl.store(at + tl.arange(0, LATENT)[None, :], latent, mask=inside[:, None])
+    tl.store(at + LATENT + tl.arange(0, ROPE)[None, :], rope, mask=inside[:, None])
+
+
+@triton.jit
+def _mirror_kernel(
+    source_ptr,  # int32 words
+    target_ptr,  # int32 words
+    source_rows_ptr,  # [capacity] int32
+    target_rows_ptr,  # [capacity] int32
+    count_ptr,  # [1] int32
+    ROW_WORDS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    entry = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inside = entry < tl.minimum(tl.load(count_ptr), CAPACITY)
+    source = tl.load(source_rows_ptr + entry, mask=inside, other=-1).to(tl.int64)
+    target = tl.load(target_rows_ptr + entry, mask=inside, other=-1).to(tl.int64)
+    word = tl.arange(0, BLOCK_WORDS)[None, :]
+    live = ((source >= 0) & (target >= 0))[:, None] & (word < ROW_WORDS)
+    words = tl.load(source_ptr + source[:, None] * ROW_WORDS + word, mask=live, other=0)
+    tl.store(target_ptr + target[:, None] * ROW_WORDS + word, words, mask=live)
+
+
+def _check_slots(slots: torch.Tensor, tokens: int) -> None:
+    errors.check_dtype("slots", slots, torch.int32)
+    errors.check_shape("slots", slots, (tokens,))
+    errors.check_contiguous("slots", slots)
+
+
+def write_rows(
+    latent: torch.Tensor,
+    rope: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    power_of_two_scales: bool = False,
+) -> None:
+    """Enqueue packing of new tokens into `rows[slots]`; a slot of -1 writes nothing. Other rows stay untouched.
+
+    For fp8_ds_mla the scale of a tile is its largest magnitude / 448, rounded up to a power of two when
+    `power_of_two_scales` (what FlashMLA's own tests store). Raises a `KernelInputError` for a bad argument.
+    """
+    row_format = row_format_of(rows)
+    for name, tensor, width in (("latent", latent, LATENT.value), ("rope", rope, ROPE.value)):
+        errors.check_dtype(name, tensor, torch.bfloat16, torch.float32)
+        errors.check_shape(name, tensor, (latent.shape[0], width))
+        errors.check_contiguous(name, tensor)
+    tokens = latent.shape[0]
+    _check_slots(slots, tokens)
+    device = errors.check_same_device(latent=latent, rope=rope, slots=slots, rows=rows)
+    if tokens == 0:
+        return
+    config = find_config("rows", "write_rows", row_format.value, arch_of(device))
+    _write_kernel[(triton.cdiv(tokens, config.meta["BLOCK_TOKENS"]),)](
+        latent,
+        rope,
+        slots,
+        rows,
+        tokens,
+        FP8=row_format is RowFormat.FP8_DS_MLA,
+        POWER_OF_TWO=power_of_two_scales,
+        **config.launch_arguments(),
+    )
+
+
+def read_rows(rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    """Enqueue unpacking of `rows[slots]` into `out` [tokens, 576] bf16; a slot of -1 gives a row of zeros."""
+    row_format = row_format_of(rows)
+    _check_slots(slots, out.shape[0])
+    errors.check_dtype("out", out, torch.bfloat16)
+    errors.check_shape("out", out, (None, WIDTH.value))
+    errors.check_contiguous("out", out)
+    device = errors.check_same_device(rows=rows, slots=slots, out=out)
+    if out.shape[0] == 0:
+        return
+    config = find_config("rows", "read_rows", row_format.value, arch_of(device))
+    grid = (triton.cdiv(out.shape[0], config.meta["BLOCK_TOKENS"]),)
+    is_fp8 = row_format is RowFormat.FP8_DS_MLA
+    _read_kernel[grid](rows, slots, out, out.shape[0], FP8=is_fp8, **config.launch_arguments())
+
+
+def mirror_rows(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    source_rows: torch.Tensor,
+    target_rows: torch.Tensor,
+    count: torch.Tensor,
+) -> None:
+    """Enqueue `target[target_rows[i]] = source[source_rows[i]]` for i < `count[0]`, byte for byte.
+
+    `source_rows` and `target_rows` are [capacity] int32, `count` [1] int32 on the device: the grid is fixed by the
+    capacity. An entry with -1 on either side is skipped. `target` may be a pinned CPU tensor while the rest is on a
+    GPU. Rows must not repeat in `target_rows[:count]`. Raises a `KernelInputError` for a bad argument.
+    """
+    row_format = row_format_of(source, "source")
+    if row_format_of(target, "target") is not row_format:
+        raise errors.DtypeError(
+            f"target holds {target.dtype} rows and source {source.dtype}; formats must agree"
+        )
+    capacity = source_rows.shape[0]
+    for name, tensor, shape in (
+        ("source_rows", source_rows, (capacity,)),
+        ("target_rows", target_rows, (capacity,)),
+        ("count", count, (1,)),
+    ):
+        errors.check_dtype(name, tensor, torch.int32)
+        errors.check_shape(name, tensor, shape)
+        errors.check_contiguous(name, tensor)
+    device = errors.check_same_device(
+        source=source, source_rows=source_rows, target_rows=target_rows, count=count
+    )
+    errors.check_reachable("target", target, device)
+    if capacity == 0:
+        return
+    config = find_config("rows", "mirror_rows", row_format.value, arch_of(device))
+    _mirror_kernel[(triton.cdiv(capacity, config.meta["BLOCK_ROWS"]),)](
+        source.view(torch.int32),
+        target.view(torch.int32),
+        source_rows,
+        target_rows,
+        count,
+        ROW_WORDS=row_format.row_bytes // 4,
+        CAPACITY=capacity,
+        **config.launch_arguments(),
+    )
+
+
+def _bench_write(row_format: RowFormat, tokens: int, device: torch.device) -> BenchRun:
+    from hisparsim_kernels.references import rows as reference
+
+    generator = torch.Generator(device=device).manual_seed(1)
+    latent = torch.randn(tokens, LATENT.value, device=device, generator=generator).bfloat16()
+    rope = torch.randn(tokens, ROPE.value, device=device, generator=generator).bfloat16()
+    pool = row_format.empty_pool(4 * tokens, device)
+    slots = torch.randperm(4 * tokens, device=device, generator=generator)[:tokens].int()
+    return BenchRun(
+        run=lambda: write_rows(latent, rope, slots, pool),
+        reference=lambda: reference.write_rows(latent, rope, slots, pool),
+        moved_bytes=tokens * (1152 + row_format.row_bytes),
+    )
+
+
+_POINTERS = {
+    "latent_ptr": "*bf16",
+    "rope_ptr": "*bf16",
+    "slots_ptr": "*i32",
+    "num_tokens": "i32",
+    "out_ptr": "*bf16",
+}
+
+
+def _aot_cases() -> tuple[AotCase, ...]:
+    cases = []
+    for row_format in RowFormat:
+        fp8 = row_format is RowFormat.FP8_DS_MLA
+        pool = {"rows_ptr": "*u8" if fp8 else "*bf16"}
+        write_types = {
+            name: _POINTERS[name] for name in ("latent_ptr", "rope_ptr", "slots_ptr", "num_tokens")
+        } | pool
+        constants = {"FP8": fp8, "POWER_OF_TWO": False}
+        cases.append(AotCase("write_rows", row_format.value, _write_kernel, write_types, constants))
+        read_types = {name: _POINTERS[name] for name in ("slots_ptr", "out_ptr", "num_tokens")} | pool
+        cases.append(AotCase("read_rows", row_format.value, _read_kernel, read_types, {"FP8": fp8}))
+        words = {"ROW_WORDS": row_format.row_bytes // 4, "CAPACITY": 1024}
+        mirror_types = dict.fromkeys(_mirror_kernel.arg_names[:5], "*i32")
+        cases.append(AotCase("mirror_rows", row_format.value, _mirror_kernel, mirror_types, words))
+    return tuple(cases)
+
+
+AOT_CASES = _aot_cases()
+BENCH_CASES = tuple(
+    BenchCase(
+        "write_rows",
+        f"{row_format.value} {tokens} tokens",
+        Roof.HBM,
+        lambda device, row_format=row_format, tokens=tokens: _bench_write(row_format, tokens, device),  # type: ignore[misc]
+        tiny=tokens <= 256,
+    )
+    for row_format in RowFormat
+    for tokens in (256, 32768)
+)
