@@ -10,7 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from hisparsim.specs.presets import PresetKind, load_preset
-from hisparsim.specs.scenario import Origin, Scenario
+from hisparsim.specs.scenario import (
+    DEFAULT_HOST_POOL_GIB,
+    DEFAULT_PREFIX_OFFLOAD_GIB,
+    Origin,
+    Scenario,
+)
 from hisparsim.specs.setup import PoolKind, ServingSetup, gpu_kv_gib
 from hisparsim.specs.weights import GIB, weight_bytes
 
@@ -32,18 +37,27 @@ def resolve(scenario: Scenario) -> tuple[ResolvedValue, ...]:
 
 def _keys(scenario: Scenario) -> Iterator[ResolvedValue]:
     filled = {
-        "kv.hot_rows": (scenario.hot_rows, "(query_len + 1) x top_k"),
-        "kv.host_pool_gib": (scenario.host_pool_gib, "384 GiB, at most 95 % of the node's DRAM by replica"),
-        "kv.prefix_offload_gib": (
-            scenario.prefix_offload_gib,
-            "512 GiB, at most 95 % of the node's DRAM by replica",
+        "kv.hot_rows": _derived_value("kv.hot_rows", scenario.hot_rows, "(query_len + 1) x top_k"),
+        "kv.host_pool_gib": _host_gib("kv.host_pool_gib", scenario.host_pool_gib, DEFAULT_HOST_POOL_GIB),
+        "kv.prefix_offload_gib": _host_gib(
+            "kv.prefix_offload_gib", scenario.prefix_offload_gib, DEFAULT_PREFIX_OFFLOAD_GIB
         ),
     }
     for key, value in _flatten(scenario.model_dump(mode="json")):
         if value is None and key in filled:
-            yield ResolvedValue(key, filled[key][0], Origin.DERIVED, filled[key][1])
+            yield filled[key]
         else:
             yield ResolvedValue(key, value, scenario.origin(key), _null_note(key) if value is None else "")
+
+
+def _derived_value(key: str, figure: Any, source: str) -> ResolvedValue:
+    return ResolvedValue(key, figure, Origin.DERIVED, source)
+
+
+def _host_gib(key: str, gib: float, default_gib: float) -> ResolvedValue:
+    if gib == default_gib:
+        return ResolvedValue(key, gib, Origin.DEFAULT)
+    return _derived_value(key, gib, f"{default_gib:g} GiB, but at most 95 % of the node's DRAM by replica")
 
 
 def _null_note(key: str) -> str:
@@ -67,7 +81,7 @@ def _preset_values(scenario: Scenario) -> Iterator[ResolvedValue]:
 
 def _derived(scenario: Scenario) -> Iterator[ResolvedValue]:
     def value(key: str, figure: Any, source: str) -> ResolvedValue:
-        return ResolvedValue(f"derived.{key}", figure, Origin.DERIVED, source)
+        return _derived_value(f"derived.{key}", figure, source)
 
     weights = weight_bytes(scenario.model_spec, scenario.model.weights)
     yield value("row_format", scenario.row_format.value, "kv.dtype, auto by architecture")
