@@ -9,7 +9,7 @@ from .csvcolumns import header_of
 from .errors import TraceError
 from .files import sample
 from .formats import FORMATS
-from .jsonl import parse_object
+from .jsonl import Row, parse_object
 from .rows import BadRow, Head
 
 _KEY = re.compile(rb'"([A-Za-z_][\w ./-]{0,63})"\s*:')
@@ -19,21 +19,32 @@ def read_head(path: Path) -> Head:
     """The beginning of a file, taken apart. Raises TraceError where it is empty or binary."""
     raw = sample(path)
     if raw.startswith(b"PAR1"):
-        return Head(path, "parquet", (), frozenset(), {}, raw)
+        return Head(path, "parquet", (), frozenset(), (), raw)
     text = raw.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text:
         raise TraceError("is empty", path=path)
     if text[:1] in (b"{", b"["):
-        lines = [line for line in text.split(b"\n") if line.strip()]
-        try:
-            first = parse_object(lines[0])
-            return Head(path, "json", (), frozenset(first), first, raw)
-        except BadRow:  # cut by the sample's end, or an object over several lines: its keys must do
-            keys = frozenset(key.decode() for key in _KEY.findall(text))
-            return Head(path, "json", (), keys, {}, raw)
+        rows = _first_rows(text)
+        if rows:
+            return Head(path, "json", (), frozenset(rows[0]), rows, raw)
+        # cut by the sample's end, or one object over several lines: its keys must do
+        keys = frozenset(key.decode() for key in _KEY.findall(text))
+        return Head(path, "json", (), keys, (), raw)
     if b"\0" in raw:
         raise TraceError("is binary, and neither gzip, zstd nor Parquet", path=path)
-    return Head(path, "csv", header_of(text), frozenset(), {}, raw)
+    return Head(path, "csv", header_of(text), frozenset(), (), raw)
+
+
+def _first_rows(text: bytes) -> tuple[Row, ...]:
+    """The first complete objects; none where the first line is no object."""
+    rows: list[Row] = []
+    for line in [line for line in text.split(b"\n") if line.strip()][:32]:
+        try:
+            rows.append(parse_object(line))
+        except BadRow:
+            if not rows:
+                return ()
+    return tuple(rows)
 
 
 def candidates(path: Path) -> list[str]:

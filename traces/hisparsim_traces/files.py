@@ -8,7 +8,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from .errors import TraceError
 
@@ -27,7 +27,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     magic = raw.read(4)
     raw.seek(0)
     if magic.startswith(_GZIP):
-        return gzip.GzipFile(fileobj=raw)
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if magic == _ZSTD:
         try:
             import zstandard

@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 
 from .blocks import BlockColumns, fit_block_counts, intern_blocks
-from .detecting import detect
+from .detecting import candidates, detect, read_head
 from .errors import TraceError
 from .files import sha256_of
 from .formats import FORMATS
 from .policies import OverLong, ZeroTokens, apply_over_long, is_zero, zero_reason
 from .rows import NO_STAMP, Chunk, Format, Options, Rejected
 from .selecting import renumber, select_rows
-from .trace import Floats, Ints, LoadReport, Offered, Trace, no_blocks
+from .trace import Floats, Ints, LoadReport, Trace, no_blocks, offered
 
 _PER_FILE = 1 << 40  # lines of the k-th file of a directory are numbered from k * 2^40 while reading
 
@@ -74,10 +74,8 @@ def load(
     if not path.exists():
         raise TraceError(f"no such file, and no bundled trace of that name ({', '.join(BUNDLED)})", path=path)
 
-    files = _files_of(path)
-    chosen = _format(files[0] if format is None else None, format)
-    if len(files) > 1 and not chosen.sessions_whole:
-        raise TraceError(f"is a directory; {chosen.name} is read one file at a time", path=path)
+    chosen = choose_format(path, format, columns)
+    files = _files_of(path, chosen)
     unknown = options.given() - chosen.takes
     if unknown:
         raise TraceError(f"format {chosen.name} does not take {', '.join(sorted(unknown))}", path=path)
@@ -101,20 +99,33 @@ def _at_least_one(limit: int) -> int:
     return limit
 
 
-def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-    if not files:
-        raise TraceError("is a directory without files", path=path)
-    return files
-
-
-def _format(path: Path | None, name: str | None) -> Format:
-    name = name if path is None else detect(path)
+def choose_format(path: Path, name: str | None, columns: Mapping[str, str] | None) -> Format:
+    """The named format, or the detected one; a map without a name means the plain format of the file's kind."""
+    if name is None and path.is_dir():
+        for file in sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")):
+            found = [FORMATS[known] for known in candidates(file) if FORMATS[known].sessions_whole]
+            if len(found) == 1 and file.match(found[0].pattern):
+                return found[0]
+        raise TraceError(
+            "is a folder without files of a format that is read by the folder: name one", path=path
+        )
+    if name is None and columns is not None:
+        name = {"csv": "csv", "json": "jsonl", "parquet": "parquet"}[read_head(path).kind]
+    name = detect(path) if name is None else name
     if name not in FORMATS:
         raise TraceError(f"unknown format {name!r}: one of {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def _files_of(path: Path, chosen: Format) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if not chosen.sessions_whole:
+        raise TraceError(f"is a folder; {chosen.name} is read one file at a time", path=path)
+    files = sorted(p for p in path.glob(chosen.pattern) if p.is_file() and not p.name.startswith("."))
+    if not files:
+        raise TraceError(f"holds no file {chosen.pattern}", path=path)
+    return files
 
 
 def _chunks(files: list[Path], chosen: Format, options: Options) -> Iterator[Chunk]:
@@ -203,7 +214,7 @@ class _Collected:
         parent = _joined([_or(c.parent, len(c), -1) for c in chunks])
         shared = _joined([_or(c.shared_prefix_tokens, len(c), 0) for c in chunks])
         think = np.concatenate(
-            [np.full(len(c), np.nan) if c.think_s is None else c.think_s for c in chunks] or [[]]
+            [np.zeros(0), *(np.full(len(c), np.nan) if c.think_s is None else c.think_s for c in chunks)]
         )
         blocks = self._blocks(chosen, inputs, line)
 
@@ -218,7 +229,7 @@ class _Collected:
             self.notes[f"{self.num_blank} blank lines passed over"] = None
         block_tokens, offsets, ids = no_blocks(n) if blocks is None else blocks.reordered(order)
         digest = sha256_of(files[0]) if len(files) == 1 else _sha256_of_all(files)
-        steps = np.diff(key)
+        steps = np.diff(time_ns[time_ns != NO_STAMP])
         return Trace(
             name=self.path.name.split(".")[0],
             format=chosen.name,
@@ -240,7 +251,7 @@ class _Collected:
                 rows_kept=n,
                 rows_dropped=dict(self.dropped),
                 changed=dict(self.changed),
-                inversions=int((steps < 0).sum()),
+                inversions=0 if chosen.own_clocks else int((steps < 0).sum()),
                 ties=int((steps == 0).sum()),
                 notes=tuple(self.notes),
                 offered=offered(arrival),
@@ -298,14 +309,6 @@ def seconds_from_first(stamps: Ints) -> Floats:
     if known.any():
         arrival[known] = (stamps[known] - stamps[known].min()) / 1e9
     return arrival
-
-
-def offered(arrival_s: Floats) -> Offered:
-    """The recorded arrivals, dropped rows included."""
-    known = np.sort(arrival_s[~np.isnan(arrival_s)])
-    gaps = np.diff(known)
-    cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else None
-    return Offered(len(arrival_s), float(known[-1] - known[0]) if len(known) else 0.0, cv)
 
 
 def _apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Path) -> Trace:

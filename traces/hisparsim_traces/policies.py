@@ -20,7 +20,7 @@ OverLong = Literal["reject", "skip", "truncate", "skip-session"]
 
 def is_zero(input_tokens: Ints, output_tokens: Ints) -> NDArray[np.bool_]:
     """Rows without a prompt or without an output. [n]"""
-    return (input_tokens == 0) | (output_tokens == 0)
+    return np.asarray((input_tokens == 0) | (output_tokens == 0))
 
 
 def zero_reason(input_tokens: int, output_tokens: int) -> str:

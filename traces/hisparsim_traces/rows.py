@@ -111,7 +111,7 @@ class Head:
         kind: "csv", "json" or "parquet".
         header: the first line's fields, for "csv".
         keys: the first object's keys, for "json".
-        first: the first object; empty where it is larger than the sample.
+        rows: the complete objects among the first lines, at most 32.
         raw: the sampled bytes.
     """
 
@@ -119,8 +119,13 @@ class Head:
     kind: str
     header: tuple[str, ...]
     keys: frozenset[str]
-    first: Mapping[str, object]
+    rows: tuple[Mapping[str, object], ...]
     raw: bytes
+
+    @property
+    def first(self) -> Mapping[str, object]:
+        """The first object; empty where it is larger than the sample."""
+        return self.rows[0] if self.rows else {}
 
 
 class ReadRows(Protocol):
@@ -138,9 +143,11 @@ class Format:
     Attributes:
         recognise: whether a file's beginning is this format; every recogniser is asked, two answers are an error.
         block_rule: "ceil": the partial last block has an id; "floor": it has none (one more is cut off);
-            None: the format has no ids.
+            "given": whatever stands there; None: the format has no ids.
         takes: the names of the Options it understands.
-        sessions_whole: ids and sessions are files' own, so several files may be read as one trace.
+        sessions_whole: ids and sessions are files' own, so a folder of files may be read as one trace.
+        pattern: which files of such a folder.
+        own_clocks: every session has a clock of its own, so stamps that go back are no inversions.
     """
 
     name: str
@@ -150,6 +157,8 @@ class Format:
     block_rule: str | None = None
     takes: frozenset[str] = frozenset()
     sessions_whole: bool = False
+    pattern: str = "*"
+    own_clocks: bool = False
 
 
 class BadRow(Exception):

@@ -26,7 +26,7 @@ def gather_ranges(starts: Ints, lengths: Ints) -> Ints:
     """Indices of the concatenated ranges [start, start + length). [n], [n] -> [sum(lengths)]"""
     total = int(lengths.sum())
     ends = np.cumsum(lengths)
-    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    return np.asarray(np.arange(total) + np.repeat(starts - (ends - lengths), lengths), np.int64)
 
 
 def select_rows(trace: Trace, rows: Rows) -> Trace:

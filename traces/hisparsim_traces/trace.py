@@ -146,6 +146,14 @@ class Trace:
         check_trace(self, allow_zero_tokens)
 
 
+def offered(arrival_s: Floats) -> Offered:
+    """The recorded arrivals, dropped rows included."""
+    known = np.sort(arrival_s[~np.isnan(arrival_s)])
+    gaps = np.diff(known)
+    cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else None
+    return Offered(len(arrival_s), float(known[-1] - known[0]) if len(known) else 0.0, cv)
+
+
 def no_blocks(n: int) -> tuple[None, Ints, Ints]:
     """(block_tokens, block_offsets, block_ids) of n requests without block ids."""
     return None, np.zeros(n + 1, np.int64), np.zeros(0, np.int64)

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from ..rows import Format
-from . import azure, mooncake
+from . import (
+    azure,
+    bailian,
+    blis,
+    burstgpt,
+    dynamo,
+    llmservingsim,
+    mooncake,
+    own_parquet,
+    plain,
+    ragpulse,
+    servegen,
+    timed_trace,
+    weka,
+)
 
 FORMATS: dict[str, Format] = {
     format.name: format
@@ -12,5 +26,18 @@ FORMATS: dict[str, Format] = {
         azure.AZURE_2023,
         azure.AZURE_2024,
         azure.AZURE_MULTIMODAL,
+        burstgpt.FORMAT,
+        weka.FORMAT,
+        bailian.FORMAT,
+        ragpulse.FORMAT,
+        servegen.FORMAT,
+        timed_trace.FORMAT,
+        dynamo.FORMAT,
+        blis.FORMAT,
+        llmservingsim.FORMAT,
+        own_parquet.FORMAT,
+        plain.CSV,
+        plain.JSONL,
+        plain.PARQUET,
     )
 }

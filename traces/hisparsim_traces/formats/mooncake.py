@@ -12,8 +12,8 @@ from ..jsonl import Row, id_list, read_jsonl, seconds, stamp_ns, tokens
 from ..rows import NO_STAMP, BadRow, Builder, Chunk, Format, Head, Options
 
 BLOCK_TOKENS = 512
-_KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
-_OURS = _KEYS | {"session_id", "delay"}
+KEYS = {"timestamp", "input_length", "output_length"}
+_MORE = {"hash_ids", "session_id", "delay", "priority", "strict_priority", "policy_class"}
 
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
@@ -56,10 +56,21 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
     return read_jsonl(path, builder, row, lambda: builder.take(block_tokens=block_tokens))
 
 
+def is_plainly_mooncake(head: Head) -> bool:
+    """Whole-number stamps and ceil(input / 512) ids on every sampled row."""
+    for row in head.rows:
+        ids, length = row.get("hash_ids"), row.get("input_length")
+        if type(row.get("timestamp", 0)) is not int or type(length) is not int or type(ids) is not list:
+            return False
+        if length and len(ids) != -(-length // BLOCK_TOKENS):
+            return False
+    return bool(head.rows)
+
+
 def recognise(head: Head) -> bool:
-    if head.kind != "json" or not head.keys >= {"timestamp", "input_length", "output_length"}:
+    if head.kind != "json" or not head.keys >= KEYS or not head.keys <= KEYS | _MORE:
         return False
-    return head.keys <= _OURS and type(head.first.get("hash_ids", [])) is list
+    return not isinstance(head.first.get("hash_ids"), dict)
 
 
 FORMAT = Format(

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..loading import offered
 from ..selecting import renumber
-from ..trace import Floats, Ints, LoadReport, Trace, columns_sha256, no_blocks
+from ..trace import Floats, Ints, LoadReport, Trace, columns_sha256, no_blocks, offered
 
 US_PER_S = 1e6
 

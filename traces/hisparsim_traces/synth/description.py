@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from ..errors import TraceError
 def _rising(knots: list[tuple[float, float]]) -> list[tuple[float, float]]:
     if len(knots) < 2 or knots[0][0] != 0 or knots[-1][0] != 1:
         raise ValueError("knots are (probability, value) pairs from probability 0 to 1")
-    for (p, v), (q, w) in zip(knots, knots[1:], strict=False):
+    for (p, v), (q, w) in pairwise(knots):
         if not (p < q and v <= w and v >= 0):
             raise ValueError("knots rise in probability and do not fall in value, from 0 up")
     return knots
@@ -35,7 +36,7 @@ class Arrivals(_Model):
         cv: of the gaps, for gamma and weibull.
         on_s, off_s: mean lengths of bursts and silences, for on-off.
         profile: (start_s, factor) steps by which the rate varies; the last holds on.
-        first: how many come at time 0 before the process starts (all of them: a closed loop).
+
     """
 
     process: Literal["poisson", "gamma", "weibull", "on-off", "at-once"] = "poisson"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..draws import by_knots, exponential, gaps, normal_cdf, normal_pair, stream
 from ..trace import Floats, Ints, Trace
 from .assemble import synthetic_trace
 from .description import Arrivals, Description, LengthsLaw, Prefixes
-from .draws import by_knots, exponential, gaps, normal_cdf, normal_pair, stream
 
 
 def synthesise(
@@ -66,7 +66,7 @@ def draw_lengths(law: LengthsLaw, n: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def _tokens(values: Floats) -> Ints:
-    return np.maximum(np.rint(values), 1).astype(np.int64)
+    return np.asarray(np.maximum(np.rint(values), 1), np.int64)
 
 
 def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints]:
@@ -96,8 +96,8 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
     rows: list[list[int]] = []
     for row in range(n):
         want, count = int(matched[row]), int(counts[row])
-        root = next((ids for ids, limit in zip(roots, limits, strict=True) if pick[row] < limit), [])
-        ids = root[:count]
+        known = next((begin for begin, limit in zip(roots, limits, strict=True) if pick[row] < limit), [])
+        ids = known[:count]
         if want > len(ids):
             donor = _donor(counts, row, int(back[row]), want)
             if donor is not None:

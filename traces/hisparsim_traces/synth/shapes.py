@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..draws import stream
 from ..errors import TraceError
 from ..trace import Ints, Trace
 from .assemble import synthetic_trace
-from .draws import stream
 
 Lengths = int | tuple[int, int] | Sequence[int] | NDArray[np.int64]
 """One length for all, an inclusive (low, high) range drawn uniformly, or one length a request."""

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from ..trace import Floats
+from .trace import Floats
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

@@ -1,0 +1,79 @@
+"""BLIS traceV2 CSV (its data file): arrivals in microseconds, sessions by round.
+
+`arrival_time_us` counts from the run's start; `send_time_us` may be epoch time and is not used. Rows whose
+status is not ok failed and are dropped by name. Later rounds of a session wait for the round before; think times
+are counted from the last chunk where one is recorded on the arrivals' clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..csvcolumns import csv_batches, number_column_ns, token_column, usable
+from ..errors import TraceError
+from ..rows import Chunk, Format, Head, Options, Rejected
+from .sessions import LastTurn, SessionBook
+
+_COLUMNS = ("arrival_time_us", "input_tokens", "output_tokens")
+
+
+def read(path: Path, options: Options) -> Iterator[Chunk]:
+    book = SessionBook()
+    for batch in csv_batches(path):
+        missing = [name for name in _COLUMNS if name not in batch.columns]
+        if missing:
+            raise TraceError(
+                f"has no column {missing[0]!r} (found {', '.join(batch.columns)}): name another format",
+                path=path,
+            )
+        time = number_column_ns(batch.columns["arrival_time_us"], "arrival_time_us", "us")
+        given = token_column(batch.columns["input_tokens"], "input_tokens")
+        made = token_column(batch.columns["output_tokens"], "output_tokens")
+        good = usable(batch, time, given, made)
+        if "status" in batch.columns:
+            status = np.asarray(batch.columns["status"].to_numpy(zero_copy_only=False))
+            for row in np.flatnonzero(good & (status != "ok") & (status != "")):
+                batch.rejected.append(Rejected(int(batch.line[row]), f"status {str(status[row])[:40]}", ""))
+                good[row] = False
+        n = int(good.sum())
+        chunk = Chunk(
+            line=batch.line[good],
+            time_ns=time.values[good],
+            input_tokens=given.values[good],
+            output_tokens=made.values[good],
+            rejected=batch.rejected,
+            num_blank=batch.num_blank,
+            session=np.full(n, -1, np.int64),
+            turn=np.zeros(n, np.int64),
+            parent=np.full(n, -1, np.int64),
+        )
+        if "session_id" in batch.columns:
+            names = np.asarray(batch.columns["session_id"].to_numpy(zero_copy_only=False))[good]
+            _link(book, names.tolist(), chunk)
+        book.num_rows += n
+        yield chunk
+
+
+def _link(book: SessionBook, names: list[str], chunk: Chunk) -> None:
+    assert chunk.session is not None and chunk.turn is not None and chunk.parent is not None
+    for row, name in enumerate(names):
+        if not name:
+            continue
+        time_s, before = int(chunk.time_ns[row]) / 1e9, book.last.get(name)
+        chunk.session[row] = book.new_session() if before is None else before.session
+        if before is not None:
+            chunk.turn[row] = before.turn + 1
+            chunk.parent[row] = before.row if time_s >= before.time_s else -1
+        book.last[name] = LastTurn(
+            int(chunk.session[row]), book.num_rows + row, int(chunk.turn[row]), time_s, float("nan"), 0
+        )
+
+
+def recognise(head: Head) -> bool:
+    return head.kind == "csv" and set(_COLUMNS) <= set(head.header)
+
+
+FORMAT = Format("blis", "BLIS traceV2 CSV", read, recognise)
