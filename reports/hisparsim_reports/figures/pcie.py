@@ -1,0 +1,31 @@
+"""What crossed PCIe, both ways, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hisparsim.results import RunResult
+
+from .multiples import Layer, draw_stacks
+
+TITLE = "PCIe traffic of one GPU"
+CAPTION = "Bytes moved between host and GPU memory. Policies that move none are left out."
+_WAYS = (("h2d_bytes", "host to GPU", "#D55E00"), ("d2h_bytes", "GPU to host", "#009E73"))
+
+
+def draw(runs: Sequence[RunResult]) -> Any:
+    """Query: the figure, or None where no run moved anything."""
+    return draw_stacks(runs, _layers, "GB/s", stacked=False)
+
+
+def _layers(_: RunResult, line: Mapping[str, NDArray[np.float64]]) -> list[Layer]:
+    layers = [
+        Layer(name, colour, line[column] / np.maximum(line["width_s"], 1e-12) / 1e9)
+        for column, name, colour in _WAYS
+        if column in line
+    ]
+    return layers if any(layer.values.any() for layer in layers) else []
