@@ -15,15 +15,15 @@ def draw_capacity(
     *,
     context_tokens: Sequence[int],
     requests: Mapping[str, Sequence[int]],
-    dead_bands: Sequence[tuple[int, int]] = (),
+    dead_bands: Sequence[tuple[int, int, int]] = (),
     title: str,
     note: str = "",
 ) -> None:
     """Change: write the figure to `path`, in the format of its suffix.
 
     `requests` maps a label to one count for each context length; up to three curves. Zero counts are left out
-    (both axes are logarithmic). `dead_bands` are (first, last) prompt lengths in tokens. Raises ValueError
-    for an unknown suffix and OSError for a path that cannot be written.
+    (both axes are logarithmic). `dead_bands` are (first token, last token, requests that
+    run there). Raises ValueError for an unknown suffix and OSError for a path that cannot be written.
     """
     import matplotlib
 
@@ -37,9 +37,10 @@ def draw_capacity(
             if points:
                 xs, ys = zip(*points, strict=True)
                 axes.step(xs, ys, where="post", label=label, color=colour, linewidth=1.8)
-        for index, (first, last) in enumerate(dead_bands):
-            label = "0.33 never starts to offload these prompts" if index == 0 else None
+        for index, (first, last, count) in enumerate(dead_bands):
+            label = "0.33 never starts to offload: runs these few" if index == 0 else None
             axes.axvspan(first, last, color=BAND_COLOUR, alpha=0.18, linewidth=0, label=label)
+            axes.hlines(count, first, last, color=BAND_COLOUR, linewidth=2.5)
         _dress(axes, context_tokens, title, note)
         figure.savefig(path, dpi=150)
     finally:

@@ -127,9 +127,10 @@ def _caption(counted: Capacity) -> str:
     return (
         f"GPU memory {budget.memory_gib:.1f} GiB ({counted.memory.value}) x "
         f"{budget.gpu_memory_utilization:g} - weights {budget.weights_gib:.1f} - reserve "
-        f"{budget.runtime_reserve_gib:g} = KV {budget.gpu_kv_gib:.1f} GiB a GPU; block {counted.layout.gpu_block_bytes:,} B, without offload "
-        f"{counted.layout.baseline_block_bytes:,} B; host {host}, block stride "
-        f"{counted.host_block_stride_bytes:,} B; at most {counted.max_num_seqs} requests a replica.\n"
+        f"{budget.runtime_reserve_gib:g} = KV {budget.gpu_kv_gib:.1f} GiB a GPU; block "
+        f"{counted.layout.gpu_block_bytes:,} B, without offload {counted.layout.baseline_block_bytes:,} B; "
+        f"host {host}, block stride {counted.host_block_stride_bytes:,} B; "
+        f"at most {counted.max_num_seqs} requests a replica.\n"
         "no offload, hybrid: the published calculator.\n"
         "0.33 admits: cold requests, by vLLM 0.33's scheduler.\n"
         "dead band: prompts of which 0.33 runs these and offloads none, until outputs grow."
@@ -148,7 +149,9 @@ def _draw(counted: Capacity, path: Path) -> None:
             "hybrid, published calculator": curves.hybrid_requests,
             "hybrid, as vLLM 0.33 admits cold requests": curves.admission_requests,
         },
-        dead_bands=[(band.first_tokens, band.last_tokens) for band in curves.dead_bands],
+        dead_bands=[
+            (band.first_tokens, band.last_tokens, counted.dp * band.requests) for band in curves.dead_bands
+        ],
         title=_title(counted),
         note=f"GPU memory: {counted.memory.value}, KV {counted.budget.gpu_kv_gib:.1f} GiB a GPU",
     )
