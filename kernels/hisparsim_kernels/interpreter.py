@@ -183,6 +183,17 @@ def _correct_reductions(interpreter: Any) -> None:
     scan_ops.cumprod = wrap(scan_ops.cumprod)
 
 
+def _correct_loop_bounds(interpreter: Any) -> None:
+    """Loop bounds loaded from memory become Python integers in a way that numpy 2.4 accepts too."""
+    stock = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        stock(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
 def _patch_language_once_a_launch(interpreter: Any) -> None:
     """Stock re-patches triton.language at each call of a nested jit helper (tl.sum is one); once a launch is
     enough.
@@ -231,6 +242,7 @@ def activate(num_threads: int = 1) -> None:
     try:
         _correct_builder(interpreter)
         _correct_reductions(interpreter)
+        _correct_loop_bounds(interpreter)
         _patch_language_once_a_launch(interpreter)
     except AttributeError as error:
         raise InterpreterMismatchError(f"triton {triton.__version__} has other internals: {error}") from error
