@@ -1,0 +1,1 @@
+"""How long a step takes: the load of a step, the cost interface, and its sources."""
