@@ -22,21 +22,23 @@ class PoolTooSmallError(ScenarioError):
     """A GPU or host pool that cannot hold what it has to."""
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
-    """Query: the known name closest to `name` in spelling, or None where none resembles it.
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Query: the known name closest to `name` in spelling, or None where none resembles it."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return close[0] if close else None
 
-    A name given without its section (`max_num_seqs`) finds the key that ends with it.
-    """
-    names = sorted(known)
-    by_tail = [full for full in names if full.rsplit(".", 1)[-1] == name]
-    if by_tail:
-        return by_tail[0]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    if close:
-        return close[0]
-    tails = {full.rsplit(".", 1)[-1]: full for full in names}
-    close = difflib.get_close_matches(name.rsplit(".", 1)[-1], sorted(tails), n=1, cutoff=cutoff)
-    return tails[close[0]] if close else None
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """Query: as `nearest` for dotted keys: one without its section, or with a wrong one, is found by its end."""
+    by_end = {full.rsplit(".", 1)[-1]: full for full in sorted(known, reverse=True)}
+    end = key.rsplit(".", 1)[-1]
+    if end in by_end:
+        return by_end[end]
+    whole = nearest(key, by_end.values())
+    if whole is not None:
+        return whole
+    close = nearest(end, by_end)
+    return by_end[close] if close else None
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

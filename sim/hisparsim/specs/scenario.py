@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from hisparsim.specs.errors import ScenarioError, UnknownNameError, nearest, unknown_name
+from hisparsim.specs.errors import ScenarioError, UnknownNameError, nearest_key, unknown_name
 from hisparsim.specs.kv_layout import RowFormat, auto_row_format
 from hisparsim.specs.models import ModelSpec, load_model
 from hisparsim.specs.nodes import NodeSpec, load_node
@@ -271,14 +271,10 @@ def _require_known(keys: Iterable[str]) -> None:
     for key in keys:
         if key in known or (key.startswith("policy.") and key.count(".") == 1 and key != "policy."):
             continue
-        section = key.split(".")[0]
-        near = [name for name in known if name.startswith(f"{section}.")]
-        if near and nearest(key, near) is not None:
-            raise unknown_name("scenario key", key, near)
-        closest = nearest(key, known)
-        if closest is not None:
-            raise UnknownNameError(f"unknown scenario key {key!r} (did you mean {closest!r}?)")
-        raise unknown_name("scenario key", key, known)
+        closest = nearest_key(key, known)
+        if closest is None:
+            raise unknown_name("scenario key", key, known)
+        raise UnknownNameError(f"unknown scenario key {key!r} (did you mean {closest!r}?)")
 
 
 def _dotted(values: Mapping[str, Any]) -> list[str]:
