@@ -75,15 +75,17 @@ def load(
         raise TraceError(f"no such file, and no bundled trace of that name ({', '.join(BUNDLED)})", path=path)
 
     chosen = choose_format(path, format, columns)
-    files = _files_of(path, chosen)
+    files = files_of(path, chosen)
     unknown = options.given() - chosen.takes
     if unknown:
         raise TraceError(f"format {chosen.name} does not take {', '.join(sorted(unknown))}", path=path)
     collected = _Collected(path, strict)
-    for chunk in _limited(_chunks(files, chosen, options), limit, max_context_tokens, over_long, zero_tokens):
+    for chunk in _limited(
+        read_chunks(files, chosen, options), limit, max_context_tokens, over_long, zero_tokens
+    ):
         collected.take(chunk)
     trace = collected.trace(files, chosen)
-    trace = _apply_zero_tokens(trace, zero_tokens, strict, path)
+    trace = apply_zero_tokens(trace, zero_tokens, strict, path)
     trace = apply_over_long(trace, max_context_tokens, over_long, strict, path)
     if limit is not None and over_long == "skip-session":
         trace = trace.head(limit)
@@ -117,7 +119,8 @@ def choose_format(path: Path, name: str | None, columns: Mapping[str, str] | Non
     return FORMATS[name]
 
 
-def _files_of(path: Path, chosen: Format) -> list[Path]:
+def files_of(path: Path, chosen: Format) -> list[Path]:
+    """The file itself, or a folder's files of the format, by name."""
     if not path.is_dir():
         return [path]
     if not chosen.sessions_whole:
@@ -128,23 +131,26 @@ def _files_of(path: Path, chosen: Format) -> list[Path]:
     return files
 
 
-def _chunks(files: list[Path], chosen: Format, options: Options) -> Iterator[Chunk]:
-    rows = sessions = 0
+def read_chunks(files: list[Path], chosen: Format, options: Options) -> Iterator[Chunk]:
+    """The chunks of one file, or of a folder's files one after the other, their sessions and ids kept apart."""
+    rows = sessions = ids = 0
     for number, path in enumerate(files):
-        most = -1
-        before = rows
+        rows_before, sessions_before, ids_before = rows, sessions, ids
         for chunk in chosen.read(path, options):
+            rows += len(chunk)
             if number:
                 chunk.line = chunk.line + number * _PER_FILE
                 if chunk.parent is not None:
-                    chunk.parent = np.where(chunk.parent >= 0, chunk.parent + before, -1)
+                    chunk.parent = np.where(chunk.parent >= 0, chunk.parent + rows_before, -1)
                 if chunk.session is not None:
-                    chunk.session = np.where(chunk.session >= 0, chunk.session + sessions, -1)
+                    chunk.session = np.where(chunk.session >= 0, chunk.session + sessions_before, -1)
+                if chunk.block_ids is not None:
+                    chunk.block_ids = chunk.block_ids + np.uint64(ids_before)
             if chunk.session is not None and len(chunk):
-                most = max(most, int(chunk.session.max()))
-            rows += len(chunk)
+                sessions = max(sessions, int(chunk.session.max()) + 1)
+            if len(files) > 1 and chunk.block_ids is not None and len(chunk.block_ids):
+                ids = max(ids, int(chunk.block_ids.max()) + 1)
             yield chunk
-        sessions = max(sessions, most + 1)
 
 
 def _limited(
@@ -311,7 +317,8 @@ def seconds_from_first(stamps: Ints) -> Floats:
     return arrival
 
 
-def _apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Path) -> Trace:
+def apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Path) -> Trace:
+    """The trace without rows that lack a prompt or an output, each counted by its reason."""
     if policy not in ("drop", "error", "keep"):
         raise TraceError(f"zero_tokens {policy!r}: one of drop, error, keep")
     zero = is_zero(trace.input_tokens, trace.output_tokens)
@@ -328,10 +335,10 @@ def _apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Pat
         )
     reasons = Counter(zero_reason(trace.input_tokens[row], trace.output_tokens[row]) for row in rows)
     kept = select_rows(trace, ~zero)
-    return with_dropped(kept, trace.loading, reasons)
+    return _with_dropped(kept, trace.loading, reasons)
 
 
-def with_dropped(trace: Trace, before: LoadReport, reasons: Mapping[str, int]) -> Trace:
+def _with_dropped(trace: Trace, before: LoadReport, reasons: Mapping[str, int]) -> Trace:
     """The trace with its left-out rows accounted to reasons."""
     dropped = Counter(before.rows_dropped)
     dropped.update(reasons)
