@@ -86,9 +86,7 @@ def _print_table(counted: Capacity, contexts: list[int]) -> None:
     from rich.table import Table
 
     rows = counted.rows(contexts)
-    table = Table(
-        title=_title(counted), caption=_caption(counted), title_justify="left", caption_justify="left"
-    )
+    table = Table()
     for heading in (
         "context",
         "no offload",
@@ -108,7 +106,10 @@ def _print_table(counted: Capacity, contexts: list[int]) -> None:
             str(row.admission_requests),
             "" if stuck is None else str(counted.dp * stuck),
         )
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(_title(counted))
+    console.print(table)
+    console.print(_notes(counted))
 
 
 def _title(counted: Capacity) -> str:
@@ -121,7 +122,7 @@ def _title(counted: Capacity) -> str:
     )
 
 
-def _caption(counted: Capacity) -> str:
+def _notes(counted: Capacity) -> str:
     budget = counted.budget
     host = "unlimited" if counted.host_gib is None else f"{counted.host_gib:g} GiB a replica"
     return (

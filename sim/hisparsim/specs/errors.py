@@ -29,7 +29,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
-    """Query: as `nearest` for dotted keys: one without its section, or with a wrong one, is found by its end."""
+    """Query: as `nearest`, for dotted keys: a missing or wrong section does not matter."""
     by_end = {full.rsplit(".", 1)[-1]: full for full in sorted(known, reverse=True)}
     end = key.rsplit(".", 1)[-1]
     if end in by_end:

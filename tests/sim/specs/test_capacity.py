@@ -250,3 +250,9 @@ def test_scenario_show_prints_values_with_their_origin() -> None:
 def test_scenario_schema_is_json() -> None:
     result = runner.invoke(app, ["scenario", "schema"])
     assert json.loads(result.stdout)["title"] == "Scenario"
+
+
+def test_the_user_page_names_the_bands_that_are_computed() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "capacity.md").read_text(encoding="utf-8")
+    for band in _h200(row_format=RowFormat.FP8_DS_MLA).dead_bands():
+        assert f"| {band.first_tokens:,} to {band.last_tokens:,} | {band.requests} |" in page

@@ -212,3 +212,14 @@ def test_what_a_scenario_dumps_loads_to_the_same_scenario(
     assert again.model_dump() == scenario.model_dump()
     assert (scenario.seed, scenario.kv.hot_rows) == (seed, hot_rows)
     assert (scenario.workload.time_scale, scenario.kv.prefix_caching) == (time_scale, prefix_caching)
+
+
+def test_the_user_page_lists_every_key_with_its_default_and_meaning() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    for name, info in Scenario.model_fields.items():
+        section = info.annotation
+        for key, field in getattr(section, "model_fields", {}).items():
+            default = getattr(field.default, "value", field.default)
+            shown = "null" if default is None else str(default)
+            shown = shown.lower() if isinstance(default, bool) else shown
+            assert f"| `{name}.{key}` | {shown} | {field.description} |" in page
