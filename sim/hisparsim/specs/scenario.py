@@ -175,8 +175,8 @@ class Scenario(BaseModel):
         return min(DEFAULT_PREFIX_OFFLOAD_GIB, self._host_share_gib())
 
     def setup(self, pool: PoolKind) -> ServingSetup:
-        """Query: what the serving core needs for a policy that uses `pool`."""
-        return build_setup(self, pool)
+        """Query: what the serving core needs for a policy that uses `pool`; the scenario is checked first."""
+        return build_setup(self.check(), pool)
 
     def resolved(self) -> tuple[ResolvedValue, ...]:
         """Query: every value in force with where it came from, preset figures and derived ones included."""
