@@ -1,1 +1,5 @@
 """Tables, figures and pages drawn from run directories."""
+
+from .errors import ReportError
+
+__all__ = ["ReportError"]

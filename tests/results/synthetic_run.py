@@ -60,9 +60,9 @@ def synthetic_run(
         duration = 15_000_000 + 150_000 * len(running) + prefill * 9_000
         full = min(len(running), 5) if offloads else len(running)
         mixed = min(len(running) - full, 12)
-        hot = (len(running) - full) * 1_280
+        hot = (len(running) - full) * 1_100
         index = min(sum(int(prompt[r]) // 64 + 1 for r in running), 20_000)
-        pinned = min((len(running) * 40 + full * 9_000) if offloads else len(running) * 12_000, 60_000)
+        pinned = len(running) * 40 + full * 4_000 if offloads else min(len(running) * 12_000, 60_000)
         released = min(mixed * 1_000, NUM_GPU_BLOCKS - hot - index - pinned) if offloads else 0
         row = {
             "start_ns": now,

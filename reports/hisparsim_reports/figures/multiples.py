@@ -30,23 +30,29 @@ class Layer:
 def draw_stacks(
     runs: Sequence[RunResult],
     layers_of: Callable[[RunResult, Mapping[str, NDArray[np.float64]]], list[Layer]],
+    note_of: Callable[[RunResult, Sequence[Layer]], str],
     ylabel: str,
     *,
     stacked: bool = True,
 ) -> Any:
-    """Query: a figure with one panel a run that has any layer, or None where no run has one."""
+    """Query: a figure with one panel a run that has any layer, or None where no run has one.
+
+    ``note_of`` gives the figures that stand beside a panel's title.
+    """
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 
     panels = []
+    end_s = 0.0
     for run in runs:
         line = bin_timeline(run, _NUM_BINS)
         layers = layers_of(run, line) if len(line["start_s"]) else []
+        if len(line["start_s"]):
+            end_s = max(end_s, float(line["start_s"][-1] + line["width_s"][-1]))
         if layers:
-            panels.append((run.policy, line, layers))
+            panels.append((run, line, layers))
     if not panels:
         return None
-    end_s = max(float(line["start_s"][-1] + line["width_s"][-1]) for _, line, _ in panels)
     scale, unit = time_unit(end_s)
     top = max(_height(layers, stacked) for _, _, layers in panels)
     height = 0.95 + _PANEL_HEIGHT_IN * len(panels)
@@ -54,7 +60,7 @@ def draw_stacks(
         len(panels), 1, figsize=(9.0, height), sharex=True, sharey=True, squeeze=False
     )
     figure.subplots_adjust(left=0.09, right=0.985, top=1 - 0.6 / height, bottom=0.5 / height, hspace=0.34)
-    for axes, (policy, line, layers) in zip(grid[:, 0], panels, strict=True):
+    for axes, (run, line, layers) in zip(grid[:, 0], panels, strict=True):
         edges = np.append(line["start_s"], line["start_s"][-1] + line["width_s"][-1]) / scale
         base = np.zeros(len(line["start_s"]))
         for layer in layers:
@@ -64,7 +70,8 @@ def draw_stacks(
                 axes.fill_between(edges, *corners, step="post", color=layer.colour, lw=0)
             else:
                 axes.stairs(layer.values, edges, color=layer.colour, lw=1.5)
-        axes.set_title(policy, color=policy_colour(policy))
+        axes.set_title(run.policy, color=policy_colour(run.policy))
+        axes.set_title(note_of(run, layers), loc="right", fontsize=9, color=MUTED, fontweight="normal")
         axes.set_ylabel(ylabel)
         axes.set_ylim(0, top * 1.03 if top else 1)
         axes.set_xlim(0, end_s / scale)

@@ -10,16 +10,20 @@ from numpy.typing import NDArray
 
 from hisparsim.results import RunResult
 
+from ..numbers import three_digits
 from .multiples import Layer, draw_stacks
 
 TITLE = "PCIe traffic of one GPU"
-CAPTION = "Bytes moved between host and GPU memory. Policies that move none are left out."
+CAPTION = (
+    "Bytes moved between host and GPU memory, with the mean over the run and what the link can carry. "
+    "Policies that move none are left out."
+)
 _WAYS = (("h2d_bytes", "host to GPU", "#D55E00"), ("d2h_bytes", "GPU to host", "#009E73"))
 
 
 def draw(runs: Sequence[RunResult]) -> Any:
     """Query: the figure, or None where no run moved anything."""
-    return draw_stacks(runs, _layers, "GB/s", stacked=False)
+    return draw_stacks(runs, _layers, _note, "GB/s", stacked=False)
 
 
 def _layers(_: RunResult, line: Mapping[str, NDArray[np.float64]]) -> list[Layer]:
@@ -29,3 +33,13 @@ def _layers(_: RunResult, line: Mapping[str, NDArray[np.float64]]) -> list[Layer
         if column in line
     ]
     return layers if any(layer.values.any() for layer in layers) else []
+
+
+def _note(run: RunResult, layers: Sequence[Layer]) -> str:
+    """Query: the mean rate each way, and the link's limit where the run knows it."""
+    told = []
+    for (column, _, _), layer in zip(_WAYS, layers, strict=False):
+        limit = run.summary.get(f"{column}_per_s")
+        of = f" of {three_digits(limit / 1e9)}" if limit else ""
+        told.append(f"{layer.name} {three_digits(float(layer.values.mean()))}{of} GB/s")
+    return " · ".join(told)

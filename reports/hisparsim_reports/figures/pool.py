@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hisparsim.results import RunResult
 
-from ..numbers import GIB
+from ..numbers import GIB, three_digits
 from .multiples import Layer, draw_stacks
 
 TITLE = "GPU pool of one GPU by kind of block"
@@ -28,12 +28,12 @@ _FREE = (
     ("resident_released_blocks", "released, still readable", "#8CC8EC"),
     ("cached_free_blocks", "free, prefix cached", "#B5DCC9"),
 )
-_EMPTY = ("free", "#EDEDED")
+_EMPTY = ("free", "#E4E4E4")
 
 
 def draw(runs: Sequence[RunResult]) -> Any:
     """Query: the figure, or None where no run recorded its pool."""
-    return draw_stacks(runs, _layers, "GiB")
+    return draw_stacks(runs, _layers, _note, "GiB")
 
 
 def _layers(run: RunResult, line: Mapping[str, NDArray[np.float64]]) -> list[Layer]:
@@ -59,3 +59,10 @@ def _num_blocks(run: RunResult) -> int:
     if "free_blocks" in run.steps:
         columns.append(run.steps["free_blocks"])
     return int(np.sum(columns, axis=0).max(initial=0))
+
+
+def _note(_: RunResult, layers: Sequence[Layer]) -> str:
+    """Query: how much of the pool requests held on average."""
+    total = float(np.sum([layer.values for layer in layers], axis=0).max())
+    held = float(np.sum([layer.values for layer in layers[: len(_HELD)]], axis=0).mean())
+    return f"held on average {three_digits(held)} of {three_digits(total)} GiB"

@@ -77,7 +77,7 @@ def time_unit(end_s: float) -> tuple[float, str]:
 
 def line_width(i: int, num_lines: int) -> float:
     """Query: width of the i-th of several lines; later ones are thinner, so that equal lines all show."""
-    return 1.5 + 0.9 * (num_lines - 1 - i)
+    return 1.5 + 0.6 * (num_lines - 1 - i)
 
 
 def direct_labels(
