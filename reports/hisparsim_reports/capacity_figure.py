@@ -38,8 +38,8 @@ def draw_capacity(
                 xs, ys = zip(*points, strict=True)
                 axes.step(xs, ys, where="post", label=label, color=colour, linewidth=1.8)
         for index, (first, last, count) in enumerate(dead_bands):
-            label = "0.33 never starts to offload: runs these few" if index == 0 else None
-            axes.axvspan(first, last, color=BAND_COLOUR, alpha=0.18, linewidth=0, label=label)
+            band_label = "0.33 never starts to offload: runs these few" if index == 0 else None
+            axes.axvspan(first, last, color=BAND_COLOUR, alpha=0.18, linewidth=0, label=band_label)
             axes.hlines(count, first, last, color=BAND_COLOUR, linewidth=2.5)
         _dress(axes, context_tokens, title, note)
         figure.savefig(path, dpi=150)
