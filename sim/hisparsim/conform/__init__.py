@@ -1,0 +1,1 @@
+"""Hold the serving core to another engine's decision log, step by step."""

@@ -1,0 +1,1 @@
+"""Decisions of a serving engine, clock-free: requests, ledgers, scheduler, plans and residency policies."""

@@ -1,0 +1,146 @@
+"""Drive a serving core without time: one iteration a plan, transfers complete after so many steps.
+
+The loop is an engine's with a batch queue: plan until ``async_depth`` plans are in flight, then bring the
+oldest one back. A closed loop of users submits: whoever finishes is replaced at once. Two drivers of the same
+core (a simulator's and a real runner's) that follow this loop make the same decisions, record for record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from hisparsim.serving.core import Completion, ServingCore
+from hisparsim.serving.plan import (
+    Idle,
+    Load,
+    Outcome,
+    StepPlan,
+    TransferPhase,
+    TransferUpdate,
+    WriteBack,
+)
+from hisparsim.serving.policy import Census
+from hisparsim.serving.request import Request, RequestSpec
+
+
+class Users(Protocol):
+    """A closed loop: who comes first, and who comes when a request finished."""
+
+    def first(self) -> list[RequestSpec]: ...
+
+    def after(self, request_id: int) -> RequestSpec | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """Steps after the planning one with whose output a transfer is reported."""
+
+    enqueued: int = 1
+    done: int = 2
+    loaded: int = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LockstepStep:
+    """The state right after one ``plan()``."""
+
+    index: int
+    plan: StepPlan | Idle
+    census: Census
+    finished: int
+    """Requests finished before this plan."""
+
+
+def lockstep(
+    core: ServingCore,
+    users: Users,
+    lags: Lags,
+    *,
+    accepted: Callable[[int, Request], int] | None = None,
+    on_complete: Callable[[StepPlan, Completion], None] | None = None,
+    check: bool = False,
+) -> Iterator[LockstepStep]:
+    """Run until nobody is left, yielding each step.
+
+    Args:
+        accepted: tokens that a speculative step yields, by plan id and request; 1 without it.
+        on_complete: called with each completed plan and what it produced.
+        check: run the conservation laws after each plan.
+
+    Raises:
+        Wedged: nothing can move any more.
+        LawBroken: with ``check``.
+    """
+    depth = core.limits.async_depth
+    queue: deque[tuple[int, StepPlan | Idle]] = deque()
+    news: dict[int, list[TransferUpdate]] = {}
+    loads: dict[int, list[int]] = {}
+    for spec in users.first():
+        core.submit(spec)
+    index = 0
+    fruitless = 0
+    finish_to_tell = False
+    while core.num_alive or queue or finish_to_tell:
+        if core.num_alive or finish_to_tell:
+            finish_to_tell = False
+            plan = core.plan()
+            if check:
+                core.check()
+            yield LockstepStep(index, plan, core.policy.census(core.running), core.num_finished)
+            queue.append((index, plan))
+            if isinstance(plan, StepPlan):
+                fruitless = 0
+                _schedule_transfers(plan, index, lags, news, loads)
+            index += 1
+            if isinstance(plan, StepPlan) and len(queue) < depth:
+                continue
+        fruitless += 1
+        done_index, done = queue.popleft()
+        if isinstance(done, StepPlan):
+            completion = core.complete(done.plan_id, _outcome(core, done, accepted))
+            if on_complete is not None:
+                on_complete(done, completion)
+        else:
+            completion = Completion()
+        core.notify(news.pop(done_index, []))
+        for request_id in loads.pop(done_index, []):
+            core.loaded(request_id)
+        for request in completion.finished:
+            finish_to_tell = True
+            follower = users.after(request.request_id)
+            if follower is not None:
+                core.submit(follower)
+        if fruitless > 2 * depth and not news and not loads and not core.plans_in_flight and core.num_alive:
+            raise core.wedged()
+
+
+def _schedule_transfers(
+    plan: StepPlan,
+    index: int,
+    lags: Lags,
+    news: dict[int, list[TransferUpdate]],
+    loads: dict[int, list[int]],
+) -> None:
+    for action in plan.actions:
+        if isinstance(action, WriteBack):
+            enqueued = TransferUpdate(action.transfer_id, TransferPhase.ENQUEUED)
+            done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
+            news.setdefault(index + lags.enqueued, []).append(enqueued)
+            news.setdefault(index + max(lags.done, lags.enqueued), []).append(done)
+        elif isinstance(action, Load):
+            loads.setdefault(index + lags.loaded, []).append(action.request_id)
+
+
+def _outcome(core: ServingCore, plan: StepPlan, accepted: Callable[[int, Request], int] | None) -> Outcome:
+    if accepted is None:
+        return Outcome()
+    return Outcome(
+        {
+            request_id: accepted(plan.plan_id, core.requests[request_id])
+            for request_id in plan.decodes.request_ids
+            if request_id in core.requests
+        }
+    )

@@ -1,0 +1,204 @@
+"""The residency policy: what a request holds, where its pages can be read from, and when that changes.
+
+The scheduler (:mod:`hisparsim.serving.core`) owns the queues, the token counts and the order in which things
+happen; a policy owns memory. One engine step calls it like this::
+
+    begin_step()
+    for each running request:     extend(request, tokens)     it needs slots; False = it does not get them
+                                  may_wait() / leave(victim)  what happens then
+                                  seal(request, tokens)       tokens whose content is known: cache full pages
+    for the head of the queue:    lookup(request)             what a prefix cache holds of it
+                                  admit(request, hit, ...)    take memory, or change nothing and say False
+    end_step(scheduled)           write back, lease, release, adopt
+
+and between steps ``notify`` (transfers) and ``leave`` (finished requests). A policy records what it did in
+``self.actions``; the real runner performs exactly these records.
+
+To write one: subclass :class:`ResidencyPolicy` (or a policy that is close), implement the abstract methods,
+and pass ``--policy path/to/file.py:ClassName``. :mod:`hisparsim.serving.policies.gpu_only` is the shortest
+complete example.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hisparsim.serving.blocks import BlockPool
+from hisparsim.serving.limits import ServingLimits
+from hisparsim.serving.plan import Action, IntArray, TransferUpdate
+from hisparsim.serving.request import Request
+
+LateFree: TypeAlias = Callable[[], None]
+"""Returns the blocks of a request that left while a step in flight could still write them."""
+
+
+class PolicyError(ValueError):
+    """A policy cannot work with these limits or options; one line says which and why."""
+
+
+class RequestLedger:
+    """What a policy keeps about a request that holds memory. Policies add their own fields."""
+
+    __slots__ = ("num_pages", "num_readable", "wants_more")
+
+    def __init__(self) -> None:
+        self.num_pages = 0
+        """Pages allocated."""
+        self.num_readable = 0
+        """Pages readable on the GPU (or about to be written there)."""
+        self.wants_more = False
+        """The next scheduling pass must call ``extend`` even if the slots suffice (a lease is due)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """Leading tokens of a request found in caches."""
+
+    tokens: int = 0
+    """Found where the request can use them at once."""
+    loaded_tokens: int = 0
+    """Further tokens that a slower tier holds and must bring first."""
+    blocks: tuple[IntArray, ...] = ()
+    """Blocks that hold the first ``tokens`` (policy's own order of groups)."""
+
+
+NO_HIT = PrefixHit()
+
+
+@dataclass(slots=True)
+class Census:
+    """Counts of a policy's memory, the state right after a plan. Blocks of the GPU pool unless named otherwise.
+
+    ``pinned = resident_pinned + hot + index + orphans``; released pages are readable but count as free.
+    """
+
+    free: int = 0
+    resident_pinned: int = 0
+    resident_released: int = 0
+    hot: int = 0
+    index: int = 0
+    orphans: int = 0
+    watched_free: int = 0
+    host_used: int = 0
+    num_full: int = 0
+    num_mixed: int = 0
+    num_none: int = 0
+    num_hot: int = 0
+    pending_transfers: int = 0
+    pages_lost: int = 0
+    """In this step."""
+    pages_adopted: int = 0
+    """Since the start."""
+
+
+class ResidencyPolicy(ABC):
+    """See the module's docstring for the life of a step."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for ``hisparsim policies``."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Option -> default. ``policy.<option>`` in a scenario sets it; its type is the default's."""
+    uses_groups: ClassVar[bool] = False
+    """The pool is laid out in layer groups (indexer, resident and hot pages of one block size)."""
+
+    def __init__(self, limits: ServingLimits, **options: Any) -> None:
+        unknown = set(options) - set(self.options)
+        if unknown:
+            known = ", ".join(sorted(self.options)) or "none"
+            raise PolicyError(f"policy {self.name} has no option {sorted(unknown)[0]!r} (it has: {known})")
+        self.limits = limits
+        self.option_values = {**self.options, **options}
+        self.pool = BlockPool(limits.num_blocks, "GPU pool")
+        self.actions: list[Action] = []
+        self.defers_frees = False
+        """Blocks of a request that a step in flight may still write come back only after that step."""
+        self.mirrors_prefill = False
+        """Rows computed by prefill are copied to the host during the step."""
+        self.mirrors_decode = False
+        """So are rows computed by decodes."""
+        self.blocked_by: str | None = None
+        """Why the last ``extend`` or ``admit`` said no: ``gpu_blocks`` or ``host_blocks``."""
+
+    # -- queries ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lookup(self, request: Request) -> PrefixHit:
+        """What caches hold of a request that is about to be admitted. Changes nothing."""
+
+    def may_wait(self) -> bool:
+        """Whether a failed allocation should wait for a transfer rather than preempt. Changes nothing."""
+        return False
+
+    def remaining_blocks(self, request: Request) -> int:
+        """Blocks that an admitted request still needs to compute what is known of it. Changes nothing."""
+        return max(self.limits.pages(request.known) - self._pages_of(request), 0)
+
+    @abstractmethod
+    def census(self, running: Sequence[Request]) -> Census:
+        """Counts for the log. Changes nothing."""
+
+    @abstractmethod
+    def fits_alone(self, request: Request) -> str | None:
+        """None if an empty engine can serve the request to its end, else one line that says what is short."""
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Start a plan: forget the counts of the one before."""
+        self.blocked_by = None
+
+    @abstractmethod
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
+        """Take memory for the hit and the first ``num_tokens`` after it, or change nothing and say False.
+
+        ``reserve`` blocks must stay free besides.
+        """
+
+    @abstractmethod
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Take slots for ``num_tokens`` more of a running request, or change nothing and say False."""
+
+    @abstractmethod
+    def seal(self, request: Request, num_tokens: int) -> None:
+        """The first ``num_tokens`` have known content: cache the pages that they fill. Sets ``next_seal``."""
+
+    def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
+        """Residency work after scheduling. Pairs give the tokens computed and known once the step is done."""
+
+    @abstractmethod
+    def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
+        """Take everything back from a request that finished or is preempted.
+
+        With ``in_flight`` a step under way may still write its blocks: they are detached now and come back
+        when the returned function is called.
+        """
+
+    def notify(self, updates: Sequence[TransferUpdate]) -> None:
+        """Transfers moved on."""
+
+    # -- laws -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def check(self, running: Sequence[Request]) -> None:
+        """Laws L1 to L5 over every ledger of the policy.
+
+        Raises:
+            LawBroken: with both sides.
+        """
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _pages_of(request: Request) -> int:
+        return request.ledger.num_pages if request.ledger is not None else 0
+
+
+def key_array(keys: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(keys, np.int64)
