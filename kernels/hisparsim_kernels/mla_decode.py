@@ -161,6 +161,34 @@ def plan_splits(tokens: int, heads: int, top_k: int, config: LaunchConfig, num_s
     return int(2 ** int(math.log2(room)))
 
 
+def check_attention_arguments(
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> tuple[RowFormat, torch.device]:
+    """The row format and the common device of an attention call; a `KernelInputError` for what breaks its contract."""
+    row_format = row_format_of(rows)
+    errors.check_dtype("q", q, torch.bfloat16)
+    errors.check_shape("q", q, (None, None, WIDTH.value))
+    tokens, heads, _ = q.shape
+    errors.check_range("heads", heads, 1, MAX_HEADS, "sparse MLA kernels serve up to 128 heads")
+    errors.check_dtype("slots", slots, torch.int32)
+    errors.check_shape("slots", slots, (tokens, None))
+    errors.check_dtype("counts", counts, torch.int32)
+    errors.check_shape("counts", counts, (tokens,))
+    errors.check_dtype("out", out, torch.bfloat16, torch.float32)
+    errors.check_shape("out", out, (tokens, heads, LATENT.value))
+    errors.check_dtype("lse", lse, torch.float32)
+    errors.check_shape("lse", lse, (tokens, heads))
+    for name, tensor in {"q": q, "slots": slots, "counts": counts, "out": out, "lse": lse}.items():
+        errors.check_contiguous(name, tensor)
+    device = errors.check_same_device(q=q, rows=rows, slots=slots, counts=counts, out=out, lse=lse)
+    return row_format, device
+
+
 def sparse_mla_decode(
     q: torch.Tensor,
     rows: torch.Tensor,
@@ -180,28 +208,12 @@ def sparse_mla_decode(
     `num_splits` comes from `plan_splits`, or is `BATCH_INVARIANT_SPLITS` for results independent of the batch.
     Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is enqueued.
     """
-    row_format = row_format_of(rows)
-    errors.check_dtype("q", q, torch.bfloat16)
-    errors.check_shape("q", q, (None, None, WIDTH.value))
-    tokens, heads = q.shape[0], q.shape[1]
-    top_k = slots.shape[-1]
-    errors.check_range("heads", heads, 1, MAX_HEADS, "sparse MLA kernels serve up to 128 heads")
+    row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
+    errors.check_same_device(q=q, scratch=scratch.partial)
     errors.check_range(
         "num_splits", num_splits, 1, MAX_SPLITS, "the merge holds all splits of a head at once"
     )
-    errors.check_dtype("slots", slots, torch.int32)
-    errors.check_shape("slots", slots, (tokens, None))
-    errors.check_dtype("counts", counts, torch.int32)
-    errors.check_shape("counts", counts, (tokens,))
-    errors.check_dtype("out", out, torch.bfloat16, torch.float32)
-    errors.check_shape("out", out, (tokens, heads, LATENT.value))
-    errors.check_dtype("lse", lse, torch.float32)
-    errors.check_shape("lse", lse, (tokens, heads))
-    for name, tensor in {"q": q, "slots": slots, "counts": counts, "out": out, "lse": lse}.items():
-        errors.check_contiguous(name, tensor)
-    device = errors.check_same_device(
-        q=q, rows=rows, slots=slots, counts=counts, out=out, lse=lse, scratch=scratch.partial
-    )
+    tokens, heads, _ = q.shape
     if not scratch.holds(tokens, heads, num_splits):
         raise errors.RangeError(
             f"scratch holds {scratch.lse.numel()} partials; {tokens} tokens x {heads} heads x {num_splits} splits need "
@@ -221,7 +233,7 @@ def sparse_mla_decode(
         scratch.lse,
         scale * 1.4426950408889634,
         HEADS=heads,
-        TOP_K=top_k,
+        TOP_K=slots.shape[1],
         NUM_SPLITS=num_splits,
         FP8=row_format is RowFormat.FP8_DS_MLA,
         **config.launch_arguments(),

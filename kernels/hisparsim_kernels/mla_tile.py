@@ -67,10 +67,10 @@ def attend_slots(
     FP8: tl.constexpr,
 ):
     """Unnormalised output [BLOCK_HEADS, 512], maximum (base 2) and sum [BLOCK_HEADS] over the slots."""
-    q_at = q_ptr + head[:, None] * WIDTH
-    live = (head < HEADS)[:, None]
-    q_latent = tl.load(q_at + tl.arange(0, LATENT)[None, :], mask=live, other=0.0)
-    q_rope = tl.load(q_at + LATENT + tl.arange(0, ROPE)[None, :], mask=live, other=0.0)
+    # Heads past HEADS repeat the last one (their results are not stored): no mask to keep in registers.
+    q_at = q_ptr + tl.minimum(head, HEADS - 1)[:, None] * WIDTH
+    q_latent = tl.load(q_at + tl.arange(0, LATENT)[None, :])
+    q_rope = tl.load(q_at + LATENT + tl.arange(0, ROPE)[None, :])
     top = tl.full((BLOCK_HEADS,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_HEADS,), tl.float32)
     out = tl.zeros((BLOCK_HEADS, LATENT), tl.float32)
