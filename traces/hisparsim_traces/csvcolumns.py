@@ -14,7 +14,7 @@ from .errors import TraceError
 from .files import open_bytes, read_some
 from .jsonl import NS_PER
 from .rows import MAX_STAMP_NS, MAX_TOKENS, NO_STAMP, Rejected
-from .trace import Floats, Ints
+from .trace import Ints
 
 BLOCK_BYTES = 1 << 20
 Bools = NDArray[np.bool_]
@@ -90,7 +90,7 @@ def csv_batches(path: Path, *, names: list[str] | None = None) -> Iterator[Batch
                 columns = {name: batch.column(i) for i, name in enumerate(header)}
                 blank = np.ones(batch.num_rows, bool)
                 for column in columns.values():
-                    blank &= np.asarray(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0))
+                    blank &= np.asarray(pc.binary_length(column)) == 0
                     if not blank.any():
                         break
                 if blank.any():
@@ -178,19 +178,14 @@ def number_column_ns(column: Any, name: str, unit: str) -> Parsed:
     import pyarrow.compute as pc
 
     scale = NS_PER[unit]
+    looks_whole = not len(column) or "." not in column[0].as_py()
     try:
-        whole = np.asarray(pc.cast(column, pa.int64()), dtype=np.int64)
-        if len(whole) == 0 or np.abs(whole).max() <= MAX_STAMP_NS // scale:
-            return Parsed(whole * scale, np.ones(len(whole), bool), {})
+        numbers: Any = np.asarray(pc.cast(column, pa.int64() if looks_whole else pa.float64()))
     except pa.ArrowInvalid:
-        try:
-            numbers: Floats = np.asarray(pc.cast(column, pa.float64()))
-            if np.isfinite(numbers).all() and (
-                len(numbers) == 0 or np.abs(numbers).max() <= MAX_STAMP_NS / scale
-            ):
-                return Parsed(np.rint(numbers * scale).astype(np.int64), np.ones(len(numbers), bool), {})
-        except pa.ArrowInvalid:
-            pass
+        numbers = np.array([np.inf])
+    if np.isfinite(numbers).all() and (not len(numbers) or np.abs(numbers).max() <= MAX_STAMP_NS / scale):
+        exact = numbers * scale if numbers.dtype == np.int64 else np.rint(numbers * scale)
+        return Parsed(exact.astype(np.int64), np.ones(len(numbers), bool), {})
     return Parsed(*_slow(column, name, lambda text: _scaled(text, scale)))
 
 

@@ -15,7 +15,7 @@ from .detecting import candidates, detect, read_head
 from .errors import TraceError
 from .files import sha256_of
 from .formats import FORMATS
-from .policies import OverLong, ZeroTokens, apply_over_long, is_zero, zero_reason
+from .policies import OverLong, ZeroTokens, apply_over_long, is_zero, zero_rows
 from .rows import NO_STAMP, Chunk, Format, Options, Rejected
 from .selecting import renumber, select_rows
 from .trace import Floats, Ints, LoadReport, Trace, no_blocks, offered
@@ -324,18 +324,17 @@ def apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Path
     zero = is_zero(trace.input_tokens, trace.output_tokens)
     if policy == "keep" or not zero.any():
         return trace
-    rows = np.flatnonzero(zero)
+    reasons = zero_rows(trace.input_tokens, trace.output_tokens)
     if policy == "error" or strict:
-        row = int(rows[0])
+        row = int(np.flatnonzero(zero)[0])
+        reason = next(reason for reason, rows in reasons.items() if row in rows)
         raise TraceError(
-            f"{zero_reason(trace.input_tokens[row], trace.output_tokens[row])}: {len(rows)} such rows; "
-            "load them with zero_tokens='drop' to leave them out, counted",
+            f"{reason}: {int(zero.sum())} rows lack tokens; load with zero_tokens='drop', not strict, to leave them out, counted",
             path=path,
             line=int(trace.source_line[row]),
         )
-    reasons = Counter(zero_reason(trace.input_tokens[row], trace.output_tokens[row]) for row in rows)
     kept = select_rows(trace, ~zero)
-    return _with_dropped(kept, trace.loading, reasons)
+    return _with_dropped(kept, trace.loading, {reason: len(rows) for reason, rows in reasons.items()})
 
 
 def _with_dropped(trace: Trace, before: LoadReport, reasons: Mapping[str, int]) -> Trace:

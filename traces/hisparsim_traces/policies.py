@@ -23,10 +23,15 @@ def is_zero(input_tokens: Ints, output_tokens: Ints) -> NDArray[np.bool_]:
     return np.asarray((input_tokens == 0) | (output_tokens == 0))
 
 
-def zero_reason(input_tokens: int, output_tokens: int) -> str:
-    if input_tokens == 0 and output_tokens == 0:
-        return "zero input and output tokens"
-    return "zero input tokens" if input_tokens == 0 else "zero output tokens"
+def zero_rows(input_tokens: Ints, output_tokens: Ints) -> dict[str, Ints]:
+    """The rows without a prompt, an output or both, by reason; reasons without rows are left out."""
+    no_input, no_output = input_tokens == 0, output_tokens == 0
+    reasons = {
+        "zero input and output tokens": no_input & no_output,
+        "zero input tokens": no_input & ~no_output,
+        "zero output tokens": ~no_input & no_output,
+    }
+    return {reason: np.flatnonzero(rows) for reason, rows in reasons.items() if rows.any()}
 
 
 def apply_over_long(

@@ -17,7 +17,7 @@ import numpy as np
 from .errors import TraceError
 from .files import sha256_of
 from .loading import read_chunks
-from .policies import is_zero, zero_reason
+from .policies import is_zero, zero_rows
 from .rows import Chunk, Format, Options, Rejected
 from .statistics import CONTEXT_MARKS, WINDOWS_S, rate
 from .trace import Ints
@@ -44,9 +44,7 @@ def stream_info(
     if not sums.inputs.total:
         dropped = ", ".join(f"{count} {reason}" for reason, count in sums.dropped.items())
         raise TraceError(f"holds no usable request (dropped: {dropped or 'nothing was there'})", path=path)
-    all_arrivals, kept_arrivals = sums.recorded, sums.kept
-    if sums.inversions:
-        all_arrivals, kept_arrivals = _sorted_arrivals(path, chosen, reading)
+    all_arrivals = _sorted_arrivals(path, chosen, reading) if sums.inversions else sums.recorded
     span_s = all_arrivals.span_s
     notes = list(sums.notes)
     if sums.num_blank:
@@ -79,8 +77,8 @@ def stream_info(
         "kept": {
             "sum_input_tokens": sums.inputs.sum,
             "sum_output_tokens": sums.outputs.sum,
-            "span_s": kept_arrivals.span_s,
-            "rate_per_s": rate(sums.inputs.total, kept_arrivals.span_s),
+            "span_s": sums.kept.span_s,
+            "rate_per_s": rate(sums.inputs.total, sums.kept.span_s),
         },
         "reuse_by_cache": None,
     }
@@ -146,8 +144,9 @@ class _Arrivals:
         self.squared_gaps += float(gaps @ gaps)
         self.last = int(stamps[-1])
         self.count += len(stamps)
+        seconds = (stamps - self.first) // 1_000_000_000
         for window, (current, held) in self.window.items():
-            index, counts = np.unique((stamps - self.first) // (window * 1_000_000_000), return_counts=True)
+            index, counts = _runs(seconds // window)
             if index[0] == current:
                 counts[0] += held
             else:
@@ -173,6 +172,31 @@ class _Arrivals:
         return self.squared_counts[window_s] / num_windows / mean - mean if mean > 0 else None
 
 
+def _runs(values: Ints) -> tuple[Ints, Ints]:
+    """Distinct values of a sequence in order, and how often each occurs."""
+    starts = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
+    return values[starts], np.diff(starts, append=len(values))
+
+
+@dataclass
+class _Span:
+    """Earliest and latest stamp, nanoseconds."""
+
+    first: int | None = None
+    last: int = 0
+
+    def add(self, stamps: Ints) -> None:
+        if len(stamps):
+            low, high = int(stamps.min()), int(stamps.max())
+            self.first, self.last = (
+                (low, high) if self.first is None else (min(self.first, low), max(self.last, high))
+            )
+
+    @property
+    def span_s(self) -> float:
+        return 0.0 if self.first is None else (self.last - self.first) / 1e9
+
+
 @dataclass
 class _Sums:
     path: Path
@@ -180,7 +204,7 @@ class _Sums:
     inputs: _Lengths = field(default_factory=_Lengths)
     outputs: _Lengths = field(default_factory=_Lengths)
     recorded: _Arrivals = field(default_factory=_Arrivals)
-    kept: _Arrivals = field(default_factory=_Arrivals)
+    kept: _Span = field(default_factory=_Span)
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
     above: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTEXT_MARKS, 0)))
@@ -218,10 +242,10 @@ class _Sums:
         self.ties += int((steps == 0).sum()) - (self._last is None)
         self._last = int(chunk.time_ns[-1])
         zero = is_zero(chunk.input_tokens, chunk.output_tokens)
-        for row_number in np.flatnonzero(zero).tolist():
-            reason = zero_reason(chunk.input_tokens[row_number], chunk.output_tokens[row_number])
-            self._strictly(Rejected(int(chunk.line[row_number]), reason, ""), "dropped")
-            self.dropped[reason] += 1
+        if zero.any():
+            for reason, rows in zero_rows(chunk.input_tokens, chunk.output_tokens).items():
+                self._strictly(Rejected(int(chunk.line[rows[0]]), reason, ""), "dropped")
+                self.dropped[reason] += len(rows)
         inputs, outputs = chunk.input_tokens[~zero], chunk.output_tokens[~zero]
         self.inputs.add(inputs)
         self.outputs.add(outputs)
@@ -229,9 +253,9 @@ class _Sums:
             self.above[mark] += int((inputs + outputs > limit).sum())
         if chunk.session is not None:
             self.sessions.add(chunk.session[~zero])
+        self.kept.add(chunk.time_ns[~zero])
         if not self.inversions:
             self.recorded.add(chunk.time_ns)
-            self.kept.add(chunk.time_ns[~zero])
 
     def _strictly(self, row: Rejected, what: str) -> None:
         if self.strict:
@@ -264,17 +288,11 @@ class _Seen:
         return int(self.bits.sum())
 
 
-def _sorted_arrivals(path: Path, chosen: Format, options: Options) -> tuple[_Arrivals, _Arrivals]:
-    """Arrivals of all rows and of the kept ones, in order of time. Holds 9 bytes a row."""
-    stamps: list[Ints] = []
-    zeros = []
-    for chunk in read_chunks([path], chosen, options):
-        stamps.append(chunk.time_ns)
-        zeros.append(is_zero(chunk.input_tokens, chunk.output_tokens))
-    time_ns, zero = np.concatenate(stamps), np.concatenate(zeros)
-    recorded, kept = _Arrivals(), _Arrivals()
-    kept.add(np.sort(time_ns[~zero]))
-    del zero
+def _sorted_arrivals(path: Path, chosen: Format, options: Options) -> _Arrivals:
+    """The arrivals of all rows in order of time; holds up to 16 bytes a row."""
+    time_ns = np.concatenate([chunk.time_ns for chunk in read_chunks([path], chosen, options)])
     time_ns.sort()
-    recorded.add(time_ns)
-    return recorded, kept
+    arrivals = _Arrivals()
+    for start in range(0, len(time_ns), _DENSE):
+        arrivals.add(time_ns[start : start + _DENSE])
+    return arrivals
