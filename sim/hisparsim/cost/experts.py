@@ -1,8 +1,8 @@
 """How many distinct experts a batch of tokens touches, in expectation.
 
 Each token picks `num_experts_per_token` of `num_experts`. Popularity falls from expert to expert by a
-constant ratio over a range of `popularity_range` (a power law of loads with exponent 1, truncated). With the range of
-the figures file this meets the published MoE layer times with a floor of about 40 us.
+constant ratio over a range of `popularity_range` (a power law of loads with exponent 1, truncated). With the
+range of the figures file this meets the published MoE layer times with a floor of about 40 us.
 """
 
 from __future__ import annotations

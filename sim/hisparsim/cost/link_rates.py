@@ -39,7 +39,8 @@ class LinkRates:
     num_gpus: int
     """GPUs that copy at once."""
     num_writers: int
-    """GPUs that write to the host: one a replica where ranks share the pool."""
+    """GPUs that write to the host: one a replica, its ranks share the pool."""
+    num_replicas: int
     crossing_share: float
     """Share of the bytes that cross the socket link, of the GPU that crosses most."""
     crossing_gpus: float
@@ -85,6 +86,7 @@ def link_rates(scenario: Scenario) -> LinkRates:
         socket=cap_socket,
         num_gpus=num_gpus,
         num_writers=num_writers,
+        num_replicas=scenario.parallel.dp,
         crossing_share=crossing_share,
         crossing_gpus=crossing_gpus,
         read_latency_s=0.0 if gather == float("inf") else node.pcie.host_read_latency_s * distance,

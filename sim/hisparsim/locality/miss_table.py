@@ -38,11 +38,15 @@ def measure_miss_shares(
 ) -> list[float]:
     """Query: steady miss share for each buffer, which like the context is in units of top_k 2048."""
     selections = process.selections(
-        context_tokens * top_k // TOP_K, top_k, warm_up_steps + measured_steps, seed
+        context_tokens * top_k // TOP_K,
+        top_k,
+        warm_up_steps + measured_steps,
+        seed,
+        growing=False,
     )
     buffers = [rows * top_k // TOP_K for rows in hot_rows]
     misses = lru_misses_by_size(selections, buffers, skip_steps=warm_up_steps)
-    return [float(share) for share in misses.mean(axis=0) / top_k]
+    return [float(share) for share in misses.mean(axis=0) / (top_k - 1)]
 
 
 def table_row(shares: Sequence[float], context_tokens: int, hot_rows: Sequence[int]) -> list[float]:

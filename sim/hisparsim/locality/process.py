@@ -40,12 +40,13 @@ class ScoreProcess:
                 raise ProcessError(f"{name} is {value}: a correlation lies within 0..1, 1 excluded")
 
     def selections(
-        self, context_tokens: int, top_k: int, num_steps: int, seed: int
+        self, context_tokens: int, top_k: int, num_steps: int, seed: int, *, growing: bool = True
     ) -> Iterator[NDArray[np.int64]]:
         """Query: for each step, the [top_k] positions selected, the newest token last.
 
-        Step t (from 0) sees `context_tokens + t + 1` positions; the same arguments give the same selections.
-        Raises ProcessError where the context is shorter than top_k.
+        Step t (from 0) sees `context_tokens + t + 1` positions, without `growing` always one more:
+        a small top_k stands for a large one only while the context stays. The same arguments give the same
+        selections. Raises ProcessError where the context is shorter than top_k.
         """
         if context_tokens < top_k or top_k < 2 or num_steps < 0:
             raise ProcessError(
@@ -53,7 +54,7 @@ class ScoreProcess:
                 "rows and at most the context"
             )
         rng = np.random.default_rng(seed)
-        size = context_tokens + num_steps
+        size = context_tokens + (num_steps if growing else 0)
         slow = rng.standard_normal(size, dtype=np.float32)
         fast = rng.standard_normal(size, dtype=np.float32)
         slow_noise = np.float32(np.sqrt(1.0 - self.slow_correlation**2))
@@ -61,7 +62,7 @@ class ScoreProcess:
         slow_weight = np.float32(np.sqrt(1.0 - self.fast_share))
         fast_weight = np.float32(np.sqrt(self.fast_share))
         for step in range(num_steps):
-            seen = context_tokens + step
+            seen = context_tokens + (step if growing else 0)
             score = slow_weight * slow[:seen] + fast_weight * fast[:seen]
             chosen = np.empty(top_k, dtype=np.int64)
             chosen[:-1] = np.argpartition(score, seen - top_k + 1)[seen - top_k + 1 :]
