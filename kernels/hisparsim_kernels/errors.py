@@ -99,11 +99,3 @@ def check_range(name: str, value: int, low: int, high: int, why: str) -> None:
     """Raise `RangeError` unless `low <= value <= high`; `why` names the rule behind the limits."""
     if not low <= value <= high:
         raise RangeError(f"{name} is {value}; it must lie in [{low}, {high}]: {why}")
-
-
-def check_reachable(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Raise `DeviceError` unless a kernel on `device` can address `tensor`: same device, or pinned host memory."""
-    if tensor.device != device and not (tensor.device.type == "cpu" and tensor.is_pinned()):
-        raise DeviceError(
-            f"{name} lies in ordinary memory of {tensor.device}; a kernel on {device} needs it there or pinned"
-        )

@@ -41,6 +41,7 @@ KERNEL_MODULES = (
     "topk",
     "resolve",
     "gather",
+    "mirror",
     "pages",
     "mla_decode",
     "mla_prefill",

@@ -47,6 +47,12 @@ class RowFormat(Enum):
         """Elements of `torch_dtype` in one row."""
         return self.row_bytes // self.torch_dtype.itemsize
 
+    def rows_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bytes [n, row_bytes] uint8 (a layer's part of the GPU pool) as the kernels take rows of this format."""
+        errors.check_dtype("rows", rows, torch.uint8)
+        errors.check_shape("rows", rows, (None, self.row_bytes))
+        return rows.view(self.torch_dtype)
+
     def empty_pool(self, num_rows: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """An uninitialised pool [num_rows, row_elements]."""
         return torch.empty(num_rows, self.row_elements, dtype=self.torch_dtype, device=device)

@@ -1,13 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-"""Rows in and out of pools: write new rows, read rows back, mirror rows to the host pool.
+"""Rows in and out of pools: write new rows, read rows back.
 
     latent   [tokens, 512]     bf16 or float32, contiguous
     rope     [tokens, 64]      bf16 or float32, contiguous
     rows     [num_rows, 576] bf16 or [num_rows, 656] uint8 (`row_format`): a pool
     slots    [tokens]          int32, the row of the pool; -1 writes nothing (a padding token), reads zeros
 
-`mirror_rows` copies whole rows between pools of one format by 16-byte accesses; the destination may be pinned host
-memory, which a kernel writes directly (zero copy). Offsets are 64-bit: row x 1152 passes 2^31 at 1.9 M rows.
+Offsets are 64-bit: row x 1152 passes 2^31 at 1.9 million rows. `mirror` copies new rows to the host pool.
 """
 
 from __future__ import annotations
@@ -86,28 +85,6 @@ def _read_kernel(rows_ptr, slots_ptr, out_ptr, num_tokens, FP8: tl.constexpr, BL
     tl.store(at + LATENT + tl.arange(0, ROPE)[None, :], rope, mask=inside[:, None])
 
 
-@triton.jit
-def _mirror_kernel(
-    source_ptr,  # int32 words
-    target_ptr,  # int32 words
-    source_rows_ptr,  # [capacity] int32
-    target_rows_ptr,  # [capacity] int32
-    count_ptr,  # [1] int32
-    ROW_WORDS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    BLOCK_WORDS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-):
-    entry = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    inside = entry < tl.minimum(tl.load(count_ptr), CAPACITY)
-    source = tl.load(source_rows_ptr + entry, mask=inside, other=-1).to(tl.int64)
-    target = tl.load(target_rows_ptr + entry, mask=inside, other=-1).to(tl.int64)
-    word = tl.arange(0, BLOCK_WORDS)[None, :]
-    live = ((source >= 0) & (target >= 0))[:, None] & (word < ROW_WORDS)
-    words = tl.load(source_ptr + source[:, None] * ROW_WORDS + word, mask=live, other=0)
-    tl.store(target_ptr + target[:, None] * ROW_WORDS + word, words, mask=live)
-
-
 def _check_slots(slots: torch.Tensor, tokens: int) -> None:
     errors.check_dtype("slots", slots, torch.int32)
     errors.check_shape("slots", slots, (tokens,))
@@ -166,52 +143,6 @@ def read_rows(rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> Non
     _read_kernel[grid](rows, slots, out, out.shape[0], FP8=is_fp8, **config.launch_arguments())
 
 
-def mirror_rows(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    source_rows: torch.Tensor,
-    target_rows: torch.Tensor,
-    count: torch.Tensor,
-) -> None:
-    """Enqueue `target[target_rows[i]] = source[source_rows[i]]` for i < `count[0]`, byte for byte.
-
-    `source_rows` and `target_rows` are [capacity] int32, `count` [1] int32 on the device: the grid is fixed by the
-    capacity. An entry with -1 on either side is skipped. `target` may be a pinned CPU tensor while the rest is on a
-    GPU. Rows must not repeat in `target_rows[:count]`. Raises a `KernelInputError` for a bad argument.
-    """
-    row_format = row_format_of(source, "source")
-    if row_format_of(target, "target") is not row_format:
-        raise errors.DtypeError(
-            f"target holds {target.dtype} rows and source {source.dtype}; formats must agree"
-        )
-    capacity = source_rows.shape[0]
-    for name, tensor, shape in (
-        ("source_rows", source_rows, (capacity,)),
-        ("target_rows", target_rows, (capacity,)),
-        ("count", count, (1,)),
-    ):
-        errors.check_dtype(name, tensor, torch.int32)
-        errors.check_shape(name, tensor, shape)
-        errors.check_contiguous(name, tensor)
-    device = errors.check_same_device(
-        source=source, source_rows=source_rows, target_rows=target_rows, count=count
-    )
-    errors.check_reachable("target", target, device)
-    if capacity == 0:
-        return
-    config = find_config("rows", "mirror_rows", row_format.value, arch_of(device))
-    _mirror_kernel[(triton.cdiv(capacity, config.meta["BLOCK_ROWS"]),)](
-        source.view(torch.int32),
-        target.view(torch.int32),
-        source_rows,
-        target_rows,
-        count,
-        ROW_WORDS=row_format.row_bytes // 4,
-        CAPACITY=capacity,
-        **config.launch_arguments(),
-    )
-
-
 def _bench_write(row_format: RowFormat, tokens: int, device: torch.device) -> BenchRun:
     from hisparsim_kernels.references import rows as reference
 
@@ -248,9 +179,6 @@ def _aot_cases() -> tuple[AotCase, ...]:
         cases.append(AotCase("write_rows", row_format.value, _write_kernel, write_types, constants))
         read_types = {name: _POINTERS[name] for name in ("slots_ptr", "out_ptr", "num_tokens")} | pool
         cases.append(AotCase("read_rows", row_format.value, _read_kernel, read_types, {"FP8": fp8}))
-        words = {"ROW_WORDS": row_format.row_bytes // 4, "CAPACITY": 1024}
-        mirror_types = dict.fromkeys(_mirror_kernel.arg_names[:5], "*i32")
-        cases.append(AotCase("mirror_rows", row_format.value, _mirror_kernel, mirror_types, words))
     return tuple(cases)
 
 

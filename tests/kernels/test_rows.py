@@ -1,16 +1,14 @@
-"""Row formats: packing and unpacking, writes to pools, the mirror to the host pool."""
+"""Row formats: packing and unpacking, writes to pools."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hisparsim_kernels import errors
 from hisparsim_kernels.references import rows as reference
 from hisparsim_kernels.row_format import RowFormat
-from hisparsim_kernels.rows import mirror_rows, read_rows, write_rows
+from hisparsim_kernels.rows import read_rows, write_rows
 
 FORMATS = pytest.mark.parametrize("row_format", RowFormat, ids=lambda f: f.value)
 
@@ -78,26 +76,6 @@ def test_fp8_rows_lose_at_most_one_part_in_sixteen_of_a_tiles_largest_value() ->
     assert torch.equal(back[:, 512:], rope.bfloat16().double())
 
 
-@FORMATS
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_mirrored_rows_are_copies_and_every_other_host_row_keeps_its_bytes(
-    row_format: RowFormat, data: st.DataObject
-) -> None:
-    capacity = data.draw(st.integers(1, 40))
-    count = data.draw(st.integers(0, capacity + 3))
-    seed = data.draw(st.integers(0, 1000))
-    generator = torch.Generator().manual_seed(seed)
-    source, host = noise_pool(row_format, 50, seed), noise_pool(row_format, 60, seed + 1)
-    source_rows = torch.randint(-1, 50, (capacity,), generator=generator).int()
-    target_rows = torch.randperm(60, generator=generator)[:capacity].int()
-    target_rows[torch.rand(capacity, generator=generator) < 0.1] = -1
-    want = host.clone()
-    reference.mirror_rows(source, want, source_rows, target_rows, min(count, capacity))
-    mirror_rows(source, host, source_rows, target_rows, torch.tensor([count], dtype=torch.int32))
-    assert torch.equal(host.view(torch.uint8), want.view(torch.uint8))
-
-
 def test_invalid_calls_name_the_value() -> None:
     latent, rope = tokens_of(4, 6)
     slots = torch.arange(4).int()
@@ -110,9 +88,3 @@ def test_invalid_calls_name_the_value() -> None:
         write_rows(latent, rope, slots[:3], pool)
     with pytest.raises(errors.StrideError, match="rows of shape"):
         write_rows(latent, rope, slots, torch.empty(8, 1152, dtype=torch.bfloat16)[:, ::2])
-    with pytest.raises(errors.DtypeError, match="formats must agree"):
-        mirror_rows(pool, RowFormat.FP8_DS_MLA.empty_pool(8), slots, slots, torch.ones(1, dtype=torch.int32))
-    with pytest.raises(errors.DeviceError, match="meta"):
-        mirror_rows(
-            pool, RowFormat.BF16.empty_pool(8, "meta"), slots, slots, torch.ones(1, dtype=torch.int32)
-        )

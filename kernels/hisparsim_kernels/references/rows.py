@@ -1,4 +1,4 @@
-"""References of the row formats: pack, unpack, write, read, mirror. Rounding follows the format, the rest float64."""
+"""References of the row formats: pack, unpack, write, read. Rounding follows the format, the rest float64."""
 
 from __future__ import annotations
 
@@ -67,16 +67,3 @@ def read_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     keep = slots >= 0
     out[keep] = unpack(rows[slots[keep].long()])
     return out
-
-
-def mirror_rows(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    source_rows: torch.Tensor,
-    target_rows: torch.Tensor,
-    count: int,
-) -> None:
-    """`target[target_rows[i]] = source[source_rows[i]]` in place for i < count, -1 skipped."""
-    for a, b in zip(source_rows[:count].tolist(), target_rows[:count].tolist(), strict=True):
-        if a >= 0 and b >= 0:
-            target[b] = source[a]
