@@ -1,7 +1,7 @@
 """Measurements of real servers, read from what their benchmarks write, under this project's metric names.
 
-Three files are known: the JSON of ``vllm bench serve`` (``--save-result``, best with ``--save-detailed``), the
-JSON lines of SGLang's ``bench_serving`` (its last line), and AIPerf's ``profile_export_aiperf.json``. Each
+Three files are known: the JSON of ``vllm bench serve`` (``--save-result``, best with ``--save-detailed``),
+the JSON lines of SGLang's ``bench_serving`` (the last one), and AIPerf's ``profile_export_aiperf.json``. Each
 reading says which definitions were matched, so that nobody compares two things of one name.
 """
 
@@ -114,8 +114,8 @@ def _read_serving_benchmark(path: Path, document: Mapping[str, Any]) -> Measurem
         metrics |= added
         if added:
             definitions.append(
-                f"Computed from the lists of single requests: {', '.join(sorted(added))}; a request's latency "
-                "is its TTFT plus its inter-token gaps, failed requests are left out."
+                f"Computed from the lists of single requests: {', '.join(sorted(added))}; the latency of a "
+                "request is its TTFT plus its inter-token gaps, failed requests are left out."
             )
     return Measurement(
         name=str(document.get("model_id") or document.get("label") or path.stem),

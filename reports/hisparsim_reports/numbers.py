@@ -66,5 +66,5 @@ def three_digits(value: float | None) -> str:
         return DASH
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = max(2 - math.floor(math.log10(abs(value) * (1 + 1e-12))), 0)
-    return f"{value:,.{min(decimals, 9)}f}"
+    leading = math.floor(math.log10(abs(float(f"{value:.3g}"))))
+    return f"{value:,.{min(max(2 - leading, 0), 9)}f}"

@@ -1,0 +1,117 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hisparsim.cli.app import COMMANDS, INTERRUPTED, USER_ERROR, load_command, run
+from hisparsim.results import ResultError
+
+
+def test_help_lists_every_command_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in COMMANDS:
+        assert name in shown
+
+
+def test_help_answers_in_half_a_second() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "hisparsim.cli", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize(
+    "statement", ["import hisparsim", "import hisparsim.cli.app", "import hisparsim.cli.replay"]
+)
+def test_importing_loads_no_heavy_library(statement: str) -> None:
+    script = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert not {"torch", "matplotlib", "pandas", "pyarrow"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_of_the_table_can_be_loaded_and_shows_its_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_command(name)
+    assert run([name, "--help"]) == 0
+    assert "Usage: hisparsim " + name in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replai"], "No such command 'replai'"),
+        (["replay"], "Missing argument 'TRACE'"),
+        (["replay", "openhands", "--jobs", "0"], "--jobs"),
+        (["replay", "openhands", "--wrong"], "No such option"),
+        (["report", "nowhere"], "nowhere: holds no run directory"),
+        (["compare", "nowhere"], "nowhere: holds no run directory"),
+    ],
+)
+def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == USER_ERROR
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def failing(error: BaseException) -> object:
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ResultError("two\n  lines"), USER_ERROR, "hisparsim: two lines\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.csv"),
+            USER_ERROR,
+            "hisparsim: a.csv: No such file or directory\n",
+        ),
+        (KeyboardInterrupt(), INTERRUPTED, "hisparsim: interrupted\n"),
+    ],
+)
+def test_project_errors_and_interrupts_end_as_one_line(
+    error: BaseException,
+    code: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hisparsim.cli.policies.policies", failing(error))
+    assert run(["policies"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hisparsim.cli.policies.policies", failing(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        run(["policies"])
+
+
+def test_a_missing_extra_is_named_with_the_way_to_install_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("hisparsim.cli.app.importlib.import_module", missing)
+    assert run(["kernels"]) == USER_ERROR
+    assert "pip install 'hisparsim[real]'" in capsys.readouterr().err
