@@ -182,6 +182,14 @@ class CostSection(Section):
     """How long a step takes."""
 
     source: Annotated[CostSource, Field(description="where step times come from")] = CostSource.ROOFLINE
+    resolve_us: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
+        Field(description="one residency resolve of one indexer layer, us; null = the source's figure"),
+    ] = None
+    front_end: Annotated[
+        bool,
+        Field(description="requests pass a serial front end (HTTP, template, tokeniser) before the queue"),
+    ] = False
 
 
 class LinksSection(Section):
@@ -193,6 +201,9 @@ class LinksSection(Section):
         None
     )
     host_dram_gb_per_s: Annotated[Rate | None, Field(description="host memory of the node")] = None
+    overlap: Annotated[
+        Share, Field(description="share of the transfers that could hide behind compute and does")
+    ] = 1.0
     socket_gb_per_s: Annotated[Rate | None, Field(description="link between the sockets, each way")] = None
 
 

@@ -1,0 +1,92 @@
+"""Transfers that outlive the step that starts them, and when the engine hears of them.
+
+A worker looks for finished copies when a step starts and reports them with that step's output. A page whose
+rows were mirrored during its step needs no bytes of its own: it is durable when that step has ended, seen at
+the start of the step after next, and reported with its output (vLLM 0.33: enqueued after one step, done after
+two). Copies that move bytes are flows on the replica's host link.
+"""
+
+from __future__ import annotations
+
+import simpy
+
+from hisparsim.des.links import HostLink, TransferKind
+from hisparsim.serving.core import ServingCore
+from hisparsim.serving.plan import Load, StepPlan, TransferPhase, TransferUpdate, WriteBack
+
+MIRRORED_LAG = 2
+"""Steps after which a write-back without bytes of its own is reported done."""
+
+
+class TransferDesk:
+    """Starts the transfers of a replica's plans and reports their progress to its core."""
+
+    def __init__(
+        self, env: simpy.Environment, link: HostLink, core: ServingCore, store: TransferKind
+    ) -> None:
+        self.env = env
+        self.link = link
+        self.core = core
+        self._store = store
+        self._news: dict[int, list[TransferUpdate]] = {}  # plan -> reported with its output
+        self._arrived: list[tuple[int, int, int | None]] = []  # (time, transfer, request it loads)
+        self.num_flows = 0
+        """Flows under way or not yet reported."""
+        self.h2d_bytes = 0
+        self.d2h_bytes = 0
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether something is still to be reported."""
+        return bool(self._news or self.num_flows)
+
+    def start(self, plan: StepPlan) -> None:
+        """Start a plan's transfers: its step begins now."""
+        for action in plan.actions:
+            if isinstance(action, WriteBack):
+                enqueued = TransferUpdate(action.transfer_id, TransferPhase.ENQUEUED)
+                self._news.setdefault(plan.plan_id + 1, []).append(enqueued)
+                if action.num_bytes:
+                    self.d2h_bytes += action.num_bytes
+                    self._flow(action.num_bytes, self._store, action.transfer_id, None)
+                else:
+                    done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
+                    self._news.setdefault(plan.plan_id + MIRRORED_LAG, []).append(done)
+            elif isinstance(action, Load):
+                self.h2d_bytes += action.num_bytes
+                self._flow(action.num_bytes, TransferKind.RESTORE, action.transfer_id, action.request_id)
+
+    def _flow(self, num_bytes: int, kind: TransferKind, transfer_id: int, request_id: int | None) -> None:
+        self.num_flows += 1
+        event = self.link.transfer(num_bytes, kind)
+        callbacks = event.callbacks
+        assert callbacks is not None
+        callbacks.append(lambda _event: self._arrived.append((self.env.now, transfer_id, request_id)))
+
+    def report(self, plan_id: int, started_ns: int) -> None:
+        """A step that started then has ended: tell the core what its worker saw."""
+        updates = self._news.pop(plan_id, [])
+        if self._arrived:
+            seen = [arrival for arrival in self._arrived if arrival[0] <= started_ns]
+            if seen:
+                self._arrived = [arrival for arrival in self._arrived if arrival[0] > started_ns]
+                self._land(seen, updates)
+        if updates:
+            self.core.notify(updates)
+
+    def report_idle(self) -> bool:
+        """No step runs: what is durable by now is reported at once. Returns whether there was news."""
+        updates = [update for plan_id in sorted(self._news) for update in self._news[plan_id]]
+        self._news.clear()
+        arrived, self._arrived = self._arrived, []
+        self._land(arrived, updates)
+        if updates:
+            self.core.notify(updates)
+        return bool(updates or arrived)
+
+    def _land(self, arrived: list[tuple[int, int, int | None]], updates: list[TransferUpdate]) -> None:
+        for _, transfer_id, request_id in arrived:
+            self.num_flows -= 1
+            updates.append(TransferUpdate(transfer_id, TransferPhase.DONE))
+            if request_id is not None:
+                self.core.loaded(request_id)
