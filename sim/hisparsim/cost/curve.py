@@ -84,6 +84,34 @@ class Curve:
         return Curve(self.xs, self.ys + other.ys)
 
 
+class CurveBank:
+    """Several curves over one grid, looked up together for one integer.
+
+    >>> CurveBank([Curve([0, 10], [0.0, 5.0]), Curve([0, 10], [1.0, 2.0])]).at(4)
+    [2.0, 1.4]
+    """
+
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        xs = curves[0].xs
+        if any(not np.array_equal(curve.xs, xs) for curve in curves):
+            raise CurveError("the curves of a bank must share their x")
+        self._xs: list[int] = xs.tolist()
+        self._last = len(self._xs) - 2
+        values = np.stack([curve.ys[:-1] for curve in curves], axis=1).tolist()
+        slopes = np.stack([curve.slopes for curve in curves], axis=1).tolist()
+        self._rows = [
+            tuple(zip(value, slope, strict=True)) for value, slope in zip(values, slopes, strict=True)
+        ]
+
+    def at(self, x: int) -> list[float]:
+        """Query: the y of every curve at `x`, each exactly what the curve itself gives."""
+        index = bisect_right(self._xs, x) - 1
+        if index > self._last:
+            index = self._last
+        beyond = x - self._xs[index]
+        return [y + slope * beyond for y, slope in self._rows[index]]
+
+
 def largest(a: Any, b: Any) -> Any:
     """Query: the greater of two counts or quantities, element by element where one is an array."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):

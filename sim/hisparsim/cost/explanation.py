@@ -114,8 +114,8 @@ def _check(scenario: Scenario, example: Example) -> None:
         )
     if example.batch > limits.max_num_seqs or tokens > limits.max_num_batched_tokens:
         raise ScenarioError(
-            f"{example.batch} decodes and {tokens} tokens exceed scheduler.max_num_seqs {limits.max_num_seqs} "
-            f"or max_num_batched_tokens {limits.max_num_batched_tokens}; raise these or ask for less"
+            f"{example.batch} decodes and {tokens} tokens exceed scheduler.max_num_seqs {limits.max_num_seqs}"
+            f" or max_num_batched_tokens {limits.max_num_batched_tokens}; raise these or ask for less"
         )
     longest = max(
         example.context_tokens if example.batch else 0, example.prefill_tokens + example.past_tokens

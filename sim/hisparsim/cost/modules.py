@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hisparsim.cost.curve import Curve, token_grid
+from hisparsim.cost.curve import Curve, CurveBank, token_grid
 from hisparsim.cost.experts import distinct_experts, pick_probabilities
 from hisparsim.cost.figures import Figures
 from hisparsim.cost.work import LayerWork, layer_work
@@ -47,33 +47,21 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class TokenWise:
-    """Modules whose time depends on all tokens of a step together, in a graph or eager."""
-
-    moe: Curve
-    """All MoE layers, without the shared expert."""
-    collectives: Curve
-    """All collectives of a step."""
-    moe_floor_ns: float
-    collectives_floor_ns: float
-    """Least time of all of them together (0 in a graph)."""
-
-    def launch_ns(self, tokens: int, factor: float) -> float:
-        """Query: what launching the modules takes beyond their GPU work."""
-        moe = self.moe_floor_ns - float(self.moe(tokens)) * factor
-        return max(0.0, moe) + max(0.0, self.collectives_floor_ns - float(self.collectives(tokens)) * factor)
-
-
-@dataclass(frozen=True)
 class ModuleTimes:
-    """Times in ns. One layer: projections, latency, index_latency, indexer; all layers: the others."""
+    """Times in ns, by tokens where nothing else is said."""
 
-    projections: Curve
-    latency: Curve
-    index_latency: Curve
-    """In an indexer layer, on top of `latency`."""
-    indexer: Curve
-    """Projections of the indexer."""
+    attention: CurveBank
+    """One layer: (projections, latency, further latency in an indexer layer, projections of the indexer)."""
+    token_wise: CurveBank
+    """All layers: (MoE, shared expert, dense MLPs, collectives, router, norms)."""
+    moe: Curve
+    """All MoE layers, without the shared expert; the first of `token_wise`."""
+    sampling: Curve
+    """Output head and sampling, over the sampled tokens."""
+    draft: Curve
+    """One draft pass of the MTP layer over the requests, its context part left out."""
+    first_draft: Curve
+    """What the first pass takes beyond that: its own indexer (later passes share its top-k)."""
     top_k_latency: Curve
     """Of an indexer layer, over the longest context."""
     index_key_ns: float
@@ -82,20 +70,12 @@ class ModuleTimes:
     """One query token against one past token in prefill."""
     sparse_decode_row_ns: float
     sparse_prefill_row_ns: float
-    graph: TokenWise
-    eager: TokenWise
-    shared_expert: Curve
-    dense: Curve
-    router: Curve
-    norms: Curve
-    sampling: Curve
-    """Over the sampled tokens."""
-    draft: Curve
-    """One draft pass of the MTP layer over the requests, its context part left out."""
-    first_draft: Curve
-    """What the first pass takes beyond that: its own indexer (later passes share its top-k)."""
     eager_attention_ns: float
     """Least time of one attention module that is launched eagerly."""
+    eager_moe_ns: float
+    """Of all MoE layers together."""
+    eager_collectives_ns: float
+    """Of all collectives together."""
     verify_sharing: float
 
     def drafts(self, requests: int, num_passes: int) -> float:
@@ -247,11 +227,29 @@ def module_times(deployment: Deployment, reference: Deployment, figures: Figures
     index_layer = curve(lambda tokens: roof.indexer(tokens) + _at(latencies.index, tokens))
     constant = curve(lambda tokens: np.full_like(tokens, figure("layers.draft_us") * _US))
     draft = attention + moe_layer + reduce_layer.scaled(0 if deployment.tp == 1 else 2) + router
+    shared_expert = curve(
+        mlp(figure("layers.shared_expert_us"), work.shared_expert_bytes, work.shared_expert_flops),
+        times=moe_layers if model.num_shared_experts else 0.0,
+    )
+    dense = curve(
+        mlp(figure("layers.dense_mlp_us"), work.dense_bytes, work.dense_flops), times=model.num_dense_layers
+    )
     return ModuleTimes(
-        projections=curve(roof.projections),
-        latency=curve(lambda tokens: _at(latencies.attention, tokens)),
-        index_latency=curve(lambda tokens: _at(latencies.index, tokens)),
-        indexer=curve(roof.indexer),
+        attention=CurveBank(
+            [
+                curve(roof.projections),
+                curve(lambda tokens: _at(latencies.attention, tokens)),
+                curve(lambda tokens: _at(latencies.index, tokens)),
+                curve(roof.indexer),
+            ]
+        ),
+        token_wise=CurveBank(
+            [moe, shared_expert, dense, collectives, router.scaled(moe_layers), norm.scaled(2 * layers)]
+        ),
+        moe=moe,
+        sampling=sampling,
+        draft=draft + norm.scaled(2) + sampling + constant,
+        first_draft=index_layer,
         top_k_latency=Curve(
             [int(x) for x in figures.row("top_k_latency_us.context_tokens")],
             [_US * y for y in figures.row("top_k_latency_us.growth")],
@@ -260,27 +258,9 @@ def module_times(deployment: Deployment, reference: Deployment, figures: Figures
         index_pair_ns=roof.index_pair_ns(),
         sparse_decode_row_ns=row_ns,
         sparse_prefill_row_ns=roof.sparse_prefill_row_ns(),
-        graph=TokenWise(moe, collectives, 0.0, 0.0),
-        eager=TokenWise(
-            moe,
-            collectives,
-            figure("eager_us.moe") * _US * moe_layers,
-            figure("eager_us.all_reduce") * _US * (num_reduces + num_exchanges),
-        ),
-        shared_expert=curve(
-            mlp(figure("layers.shared_expert_us"), work.shared_expert_bytes, work.shared_expert_flops),
-            times=moe_layers if model.num_shared_experts else 0.0,
-        ),
-        dense=curve(
-            mlp(figure("layers.dense_mlp_us"), work.dense_bytes, work.dense_flops),
-            times=model.num_dense_layers,
-        ),
-        router=router.scaled(moe_layers),
-        norms=norm.scaled(2 * layers),
-        sampling=sampling,
-        draft=draft + norm.scaled(2) + sampling + constant,
-        first_draft=index_layer,
         eager_attention_ns=figure("eager_us.attention") * _US,
+        eager_moe_ns=figure("eager_us.moe") * _US * moe_layers,
+        eager_collectives_ns=figure("eager_us.all_reduce") * _US * (num_reduces + num_exchanges),
         verify_sharing=figure("layers.verify_expert_sharing"),
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hisparsim.cost.curve import Counts, Curve, largest, whole_ns
+from hisparsim.cost.curve import Counts, whole_ns
 from hisparsim.cost.figures import Figures, roofline_figures
 from hisparsim.cost.link_rates import LinkRates, link_rates
 from hisparsim.cost.load import StepLoad
@@ -120,7 +120,7 @@ class RooflineModel:
                 compute = compute + draft
                 terms[Term.DRAFTS] = whole_ns(draft + fixed.drafts_ns)
         if load.expert_tokens is not None:
-            moe = fixed.moe(load.expert_tokens) * factor
+            moe = modules.moe(load.expert_tokens) * factor
             compute = compute + (moe - fixed.moe_ns)
             terms[Term.MOE] = whole_ns(moe)
         h2d_bytes, d2h_bytes = transfers_of(self._transfers, load, compute, background, terms)
@@ -159,60 +159,52 @@ class RooflineModel:
         factor = self._factors[graph]
         batch = max(load.graph_requests, decodes) if graph else decodes
         tokens = batch * query + prefill
-        token_wise = modules.graph if graph else modules.eager
-        sharing = modules.sharing_tokens(batch, query) if graph else tokens
         parts: dict[str, float] = {}
-        index_ns = 0.0
+        index_ns = drafts_ns = launch = 0.0
         if decodes:
-            at = batch * query
-            parts[Term.DECODE_PROJECTIONS] = layers * modules.projections(at)
-            parts[Term.ATTENTION_LATENCY] = layers * modules.latency(at) + indexers * modules.index_latency(
-                at
-            )
-            index_ns = indexers * modules.indexer(at) * factor
+            projections, latency, index_latency, index = modules.attention.at(batch * query)
+            parts[Term.DECODE_PROJECTIONS] = layers * projections
+            parts[Term.ATTENTION_LATENCY] = layers * latency + indexers * index_latency
+            index_ns = indexers * index * factor
             if query > 1:
-                parts[Term.DRAFTS] = modules.drafts(batch, query - 1)
-        launch = 0.0
+                parts[Term.DRAFTS] = drafts_ns = modules.drafts(batch, query - 1)
         if prefill:
-            projections = modules.projections(prefill)
+            projections, _, _, index = modules.attention.at(prefill)
             sparse = load.prefill_selected_rows * modules.sparse_prefill_row_ns
-            index = modules.indexer(prefill) + load.prefill_past_tokens * modules.index_pair_ns
+            index += load.prefill_past_tokens * modules.index_pair_ns
             parts[Term.PREFILL_PROJECTIONS] = layers * projections
             parts[Term.PREFILL_SPARSE] = layers * sparse
             parts[Term.PREFILL_INDEXER] = indexers * index
-            floor = modules.eager_attention_ns
-            launch = (layers - indexers) * max(0.0, floor - (projections + sparse) * factor)
-            launch += indexers * max(0.0, floor - (projections + sparse + index) * factor)
-        moe_ns = token_wise.moe(sharing) * factor
-        parts[Term.MOE] = token_wise.moe(sharing)
-        if not graph:
-            parts[Term.SHARED_EXPERT] = modules.shared_expert(tokens)
-            launch += token_wise.launch_ns(tokens, factor)
-        parts[Term.DENSE_MLP] = modules.dense(tokens)
-        parts[Term.ALL_REDUCE] = token_wise.collectives(tokens)
-        parts[Term.ROUTER] = modules.router(tokens)
-        parts[Term.NORMS] = modules.norms(tokens)
+            floor = modules.eager_attention_ns - (projections + sparse) * factor
+            launch = (layers - indexers) * max(0.0, floor) + indexers * max(0.0, floor - index * factor)
+        moe, shared_expert, dense, collectives, router, norms = modules.token_wise.at(tokens)
+        if graph:
+            if query > 1:
+                moe = modules.moe(modules.sharing_tokens(batch, query))
+        else:
+            parts[Term.SHARED_EXPERT] = shared_expert
+            launch += max(0.0, modules.eager_moe_ns - moe * factor)
+            launch += max(0.0, modules.eager_collectives_ns - collectives * factor)
+        parts[Term.MOE] = moe
+        parts[Term.DENSE_MLP] = dense
+        parts[Term.ALL_REDUCE] = collectives
+        parts[Term.ROUTER] = router
+        parts[Term.NORMS] = norms
         parts[Term.SAMPLING] = modules.sampling(batch * query + load.num_prefills)
         compute = index_ns + launch
         terms: dict[str, Counts] = {}
         for term, value in parts.items():
-            compute += value * factor
-            terms[term] = whole_ns(value * factor)
+            value *= factor
+            compute += value
+            terms[term] = round(value)
         if launch:
-            terms[Term.LAUNCH] = whole_ns(launch)
+            terms[Term.LAUNCH] = round(launch)
         if load.resolve and decodes:
-            waves = largest(1.0, decodes / self.deployment.node.num_sms)
-            call = self._resolve_call_ns + self._resolve_query_ns * (query - 1)
-            terms[Term.RESOLVE] = whole_ns(call * waves)
-        return _Composition(
-            terms=terms,
-            compute_ns=compute,
-            index_ns=index_ns,
-            drafts_ns=parts.get(Term.DRAFTS, 0.0) * factor,
-            moe_ns=moe_ns,
-            moe=token_wise.moe,
-            factor=factor,
-        )
+            waves = max(1.0, decodes / self.deployment.node.num_sms)
+            terms[Term.RESOLVE] = round(
+                (self._resolve_call_ns + self._resolve_query_ns * (query - 1)) * waves
+            )
+        return _Composition(terms, compute, index_ns, drafts_ns * factor, moe * factor, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +216,6 @@ class _Composition:
     index_ns: float
     drafts_ns: float
     moe_ns: float
-    moe: Curve
     factor: float
 
 

@@ -154,7 +154,7 @@ def _from_table(name: str, table: dict[str, Any], top_k: int) -> LocalityProfile
     shares = [[percent / 100.0 for percent in row] for row in table["miss_percent"]]
     curve = MissCurve(int(table["top_k"]), table["hot_rows"], table["contexts"], shares)
     layers = table["layers"]
-    process = ScoreProcess(**table["process"]) if "process" in table else None
+    process = ScoreProcess(**table["process"]) if table.get("process") else None
     return LocalityProfile(
         name=name,
         source=str(table["source"]),
