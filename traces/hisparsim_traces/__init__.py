@@ -5,6 +5,7 @@ from __future__ import annotations
 from .detecting import detect
 from .errors import TraceError
 from .loading import load
+from .replay import prepare, spread_ties
 from .synth import Lengths, closed_loop, conversations, poisson
 from .trace import LoadReport, Offered, Trace
 
@@ -19,4 +20,6 @@ __all__ = [
     "detect",
     "load",
     "poisson",
+    "prepare",
+    "spread_ties",
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .errors import TraceError
 from .trace import Floats, Ints, Trace, columns_sha256
 
 _ORDER = (
@@ -61,7 +62,11 @@ BUNDLED: dict[str, Callable[[], Trace]] = {
 
 
 def description_of(name: str) -> str:
-    """The JSON description a bundled trace is drawn from."""
+    """The JSON description a bundled trace is drawn from. Raises TraceError where there is none."""
+    if name == "openhands":
+        raise TraceError(
+            "bundled trace 'openhands' is no draw: it is conversations(32, 13, 74_160, 753, 220)"
+        )
     return files("hisparsim_traces").joinpath("data", f"{name}.json").read_text("utf-8")
 
 

@@ -73,7 +73,7 @@ class TopkWriter:
             raise TraceError(f"top_k {top_k} and num_groups {num_groups}: both must be at least 1")
         self.top_k = top_k
         self.num_groups = num_groups
-        self._file: IO[bytes] = Path(path).open("wb")
+        self._file: IO[bytes] = Path(path).open("wb")  # noqa: SIM115 -- closed by close()
         head = {"top_k": top_k, "num_groups": num_groups, "about": about or {}}
         self._file.write(MAGIC + json.dumps(head).encode() + b"\n")
         self._records: list[tuple[int, int, int, int, int]] = []

@@ -40,10 +40,10 @@ class Arrivals(_Model):
     """
 
     process: Literal["poisson", "gamma", "weibull", "on-off", "at-once"] = "poisson"
-    rate_per_s: float = Field(1.0, gt=0, allow_inf_nan=False)
-    cv: float = Field(1.0, gt=0.03, lt=100)
-    on_s: float = Field(1.0, gt=0, allow_inf_nan=False)
-    off_s: float = Field(1.0, gt=0, allow_inf_nan=False)
+    rate_per_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    cv: float = Field(default=1.0, gt=0.03, lt=100)
+    on_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    off_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     profile: list[tuple[float, float]] = []
 
     @model_validator(mode="after")
@@ -61,7 +61,7 @@ class LengthsLaw(_Model):
 
     input_tokens: Knots
     output_tokens: Knots
-    correlation: float = Field(0.0, ge=-0.99, le=0.99)
+    correlation: float = Field(default=0.0, ge=-0.99, le=0.99)
 
 
 class Root(_Model):
@@ -86,7 +86,7 @@ class Prefixes(_Model):
         recency_requests: how many requests back the continued one lies.
     """
 
-    block_tokens: int = Field(512, ge=1)
+    block_tokens: int = Field(default=512, ge=1)
     roots: list[Root] = []
     reuse: list[ReuseBin] = Field(min_length=1)
     recency_requests: Knots = [(0.0, 1.0), (1.0, 1000.0)]
@@ -101,8 +101,22 @@ class Prefixes(_Model):
         return self
 
 
+class Shrinking(_Model):
+    """Turns whose context was compacted or cut instead of continued.
+
+    Attributes:
+        share: of the later turns.
+        ratio: the new prompt's length over the context it would have continued.
+        shared: the share of the new prompt that still equals that context's beginning.
+    """
+
+    share: float = Field(ge=0, le=1)
+    ratio: Knots
+    shared: Knots
+
+
 class Sessions(_Model):
-    """Turns: each later prompt is its parent's prompt and output and `new_tokens` more.
+    """Turns: each later prompt is its parent's prompt and output and `new_tokens` more, unless it shrinks.
 
     Attributes:
         max_context_tokens: a session whose next prompt and output would not fit ends instead.
@@ -111,14 +125,15 @@ class Sessions(_Model):
     turns: Knots
     new_tokens: Knots
     think_s: Knots
-    max_context_tokens: int = Field(1_000_000, ge=2)
+    max_context_tokens: int = Field(default=1_000_000, ge=2)
+    shrinking: Shrinking | None = None
 
 
 class Description(_Model):
     """Everything a synthetic trace is drawn from. `lengths` are those of first turns where there are sessions."""
 
     name: str = Field(min_length=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     num_requests: int = Field(ge=1, le=50_000_000)
     arrivals: Arrivals
     lengths: LengthsLaw
@@ -155,3 +170,11 @@ def parse_description(text: str, path: Path | None = None) -> Description:
 
 def description_text(description: Description) -> str:
     return json.dumps(description.model_dump(exclude_none=True), indent=1) + "\n"
+
+
+def with_rate(description: Description, rate_per_s: float) -> Description:
+    """The same description at another mean rate."""
+    if not (rate_per_s > 0 and rate_per_s < float("inf")):
+        raise TraceError(f"rate {rate_per_s}: must be a finite number above 0")
+    arrivals = description.arrivals.model_copy(update={"rate_per_s": rate_per_s})
+    return description.model_copy(update={"arrivals": arrivals})

@@ -9,6 +9,8 @@ from ..trace import Floats, Ints, Trace
 from .assemble import synthetic_trace
 from .description import Arrivals, Description, LengthsLaw, Prefixes
 
+_NEAR = 64
+
 
 def synthesise(
     description: Description, *, seed: int | None = None, num_requests: int | None = None
@@ -94,30 +96,38 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
         limits.append((limits[-1] if limits else 0.0) + root.share)
 
     rows: list[list[int]] = []
+    last: dict[int, int] = {}  # the request that had a block last
     for row in range(n):
         want, count = int(matched[row]), int(counts[row])
         known = next((begin for begin, limit in zip(roots, limits, strict=True) if pick[row] < limit), [])
         ids = known[:count]
         if want > len(ids):
-            donor = _donor(counts, row, int(back[row]), want)
+            donor = _donor(counts, row, int(back[row]), want, rows, last)
             if donor is not None:
                 ids = rows[donor][:want]
         fresh = count - len(ids)
         rows.append(ids + list(range(next_id, next_id + fresh)))
         next_id += fresh
+        last.update(dict.fromkeys(rows[-1], row))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return size, offsets, np.array([block for ids in rows for block in ids], np.int64)
 
 
-def _donor(counts: Ints, row: int, back: int, want: int) -> int | None:
-    """The earlier request nearest to `back` requests ago that has enough blocks."""
+def _donor(
+    counts: Ints, row: int, back: int, want: int, rows: list[list[int]], last: dict[int, int]
+) -> int | None:
+    """The earlier request nearest to `back` requests ago that has enough blocks and had them last of all."""
     able = np.flatnonzero(counts[:row] >= want)
     if not len(able):
         return None
     target = max(row - back, 0)
-    place = int(np.searchsorted(able, target))
-    near = able[max(place - 1, 0) : place + 1]
-    return int(near[np.argmin(np.abs(near - target))])
+    middle = int(np.searchsorted(able, target))
+    near = able[max(middle - _NEAR, 0) : middle + _NEAR]
+    near = near[np.argsort(np.abs(near - target), kind="stable")]
+    for candidate in near.tolist():
+        if last[rows[candidate][want - 1]] == candidate:
+            return int(candidate)
+    return int(near[0])
 
 
 def _draw_sessions(description: Description, seed: int, n: int) -> Trace:
@@ -134,6 +144,11 @@ def _draw_sessions(description: Description, seed: int, n: int) -> Trace:
     fresh = _tokens(by_knots(stream(seed, "new tokens").random(n), law.new_tokens))
     think = by_knots(stream(seed, "think times").random(n), law.think_s)
 
+    shrinks, ratio, kept = np.zeros(n, bool), np.ones(n), np.ones(n)
+    if law.shrinking is not None:
+        shrinks = stream(seed, "shrinking").random(n) < law.shrinking.share
+        ratio = by_knots(stream(seed, "shrunk to").random(n), law.shrinking.ratio)
+        kept = by_knots(stream(seed, "shrunk, shared").random(n), law.shrinking.shared)
     columns: list[tuple[int, int, int, int, int, float]] = []  # session, turn, input, parent, shared, think
     session = 0
     while len(columns) < n:
@@ -146,6 +161,9 @@ def _draw_sessions(description: Description, seed: int, n: int) -> Trace:
             if turn:
                 context = prompt + int(outputs[parent])
                 prompt, shared = context + int(fresh[row]), context
+                if shrinks[row]:
+                    prompt = max(round(context * float(ratio[row])), 1)
+                    shared = min(round(prompt * float(kept[row])), context)
                 if prompt + int(outputs[row]) > law.max_context_tokens:
                     break
             columns.append(
