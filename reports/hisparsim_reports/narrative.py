@@ -109,14 +109,14 @@ def _load(served: Mapping[str, Metrics]) -> list[str]:
         if m.offered_load is not None:
             loads.setdefault(f"{m.offered_load:.2f}×", []).append(name)
     if loads:
-        told = [f"{load} under {_listed(names)}" for load, names in loads.items()]
+        told = [f"{load}{_under(names, served)}" for load, names in loads.items()]
         sentences.append(f"The offered load against what the node can sustain is {'; '.join(told)}.")
     bound: dict[str, list[str]] = {}
     for name, m in served.items():
         if m.bound_by is not None:
             bound.setdefault(BOUND_BY.get(m.bound_by, m.bound_by), []).append(name)
     if bound:
-        told = [f"{what} under {_listed(names)}" for what, names in bound.items()]
+        told = [f"{what}{_under(names, served)}" for what, names in bound.items()]
         sentences.append(f"What binds is {'; '.join(told)}.")
     return sentences
 
@@ -133,7 +133,7 @@ def _steadiness(served: Mapping[str, Metrics]) -> list[str]:
             "long as they arrive, and with a longer trace the waits would be longer."
         )
     if short := names.get(SteadyVerdict.TOO_SHORT):
-        sentences.append(f"The trace is too short to show a steady state under {_listed(short)}.")
+        sentences.append(f"The trace is too short to show a steady state{_under(short, served)}.")
     return sentences
 
 
@@ -169,6 +169,11 @@ def _longer(value: float | None, base: float | None) -> str:
 
 def _verb(names: Sequence[str], one: str, several: str) -> str:
     return one if len(names) == 1 else several
+
+
+def _under(names: Sequence[str], served: Mapping[str, Metrics]) -> str:
+    """Query: which policies a figure is of, nothing where it is of all of them."""
+    return "" if len(names) == len(served) else f" under {_listed(names)}"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,19 @@ from synthetic_run import synthetic_run
 from hisparsim.results import RunResult
 
 
-def fake_simulate(scenario: Any, trace: Any, *, check: bool = False) -> RunResult:
+def fake_simulate(
+    scenario: Any, trace: Any, *, check: bool = False, progress: Callable[[int], None] | None = None
+) -> RunResult:
     """The toy server's run under the scenario's policy, as many requests as the trace has."""
     result = synthetic_run(scenario.policy.name, num_requests=min(trace.num_requests, 60), seed=scenario.seed)
+    if progress is not None:
+        progress(result.num_requests)
     return replace(result, summary={**result.summary, "checked": check})
 
 
-def square(value: int) -> int:
-    """A function that other processes can import."""
+def square(value: int, report: Callable[[int], None]) -> int:
+    """A function that other processes can import; reports its own value."""
+    report(value)
     if value < 0:
         raise ValueError(f"{value} is negative")
     return value * value

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TypeVar
+from collections.abc import Callable, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Report: TypeAlias = Callable[[int], None]
+"""Told how much of an item is done, in units of the function's choice."""
+
+POLL_S = 0.1
+
+_board: MutableSequence[int] = []
+"""In a worker: the memory shared with the parent, one number an item."""
 
 
 def run_each(
-    function: Callable[[Item], Result],
+    function: Callable[[Item, Report], Result],
     items: Sequence[Item],
     num_workers: int,
+    on_progress: Callable[[int, int], None],
     on_done: Callable[[int, Result], None],
 ) -> list[Result]:
-    """Query: ``function`` of each item; ``on_done`` hears of each (index, result) as it comes.
+    """Query: ``function(item, report)`` of each item, in the items' order.
 
-    With one worker everything runs in this process. Otherwise each worker is a fresh process (``spawn``), so
+    ``on_progress`` hears of (index, what was reported) and ``on_done`` of (index, result) as they come. With
+    one worker everything runs in this process. Otherwise each worker is a fresh process (``spawn``), so
     function, items and results must pickle. The first error ends the other workers and is raised; so does an
     interrupt.
     """
@@ -28,18 +38,25 @@ def run_each(
     if num_workers <= 1:
         results = []
         for i, item in enumerate(items):
-            results.append(function(item))
+            results.append(function(item, partial(on_progress, i)))
             on_done(i, results[-1])
         return results
     context = multiprocessing.get_context("spawn")
+    board = context.Array("q", len(items), lock=False)
     done: dict[int, Result] = {}
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_leave_interrupts) as pool:
-        futures = {pool.submit(function, item): i for i, item in enumerate(items)}
+    with ProcessPoolExecutor(num_workers, context, _start_worker, (board,)) as pool:
+        waiting: dict[Future[Result], int] = {
+            pool.submit(_call, function, i, item): i for i, item in enumerate(items)
+        }
         try:
-            for future in as_completed(futures):
-                i = futures[future]
-                done[i] = future.result()
-                on_done(i, done[i])
+            while waiting:
+                finished, _ = wait(waiting, POLL_S, FIRST_COMPLETED)
+                for i in waiting.values():
+                    on_progress(i, board[i])
+                for future in finished:
+                    i = waiting.pop(future)
+                    done[i] = future.result()
+                    on_done(i, done[i])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -48,6 +65,12 @@ def run_each(
     return [done[i] for i in range(len(items))]
 
 
-def _leave_interrupts() -> None:
-    """Change: let Ctrl-C reach the parent alone, which then ends the workers."""
+def _start_worker(board: MutableSequence[int]) -> None:
+    """Change: keep the shared memory, and let Ctrl-C reach the parent alone, which then ends the workers."""
+    global _board
+    _board = board
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _call(function: Callable[[Item, Report], Result], i: int, item: Item) -> Result:
+    return function(item, partial(_board.__setitem__, i))

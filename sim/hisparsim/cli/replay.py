@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .parallel import run_each
+from .parallel import Report, run_each
 from .printing import format_rows, print_json, say, transpose
 from .report import REPORT_DIRECTORY
 
@@ -66,8 +66,8 @@ def replay(
     loaded = load(trace, limit=scenarios[0].workload.limit)
     made = [Job(each, loaded, check) for each in scenarios]
     names = [each.policy.name for each in scenarios]
-    with _progress(names) as on_done:
-        results = run_each(run_job, made, jobs or os.cpu_count() or 1, on_done)
+    with _progress(names, loaded.num_requests) as (on_progress, on_done):
+        results = run_each(run_job, made, jobs or os.cpu_count() or 1, on_progress, on_done)
     if as_json:
         print_json({"trace": dict(results[0].trace), "runs": [run_row(result) for result in results]})
     else:
@@ -77,11 +77,11 @@ def replay(
         say(f"report: {page}")
 
 
-def run_job(job: Job) -> RunResult:
-    """Query: the run, its scenario with the origin of every value. Runs in a worker process."""
+def run_job(job: Job, report: Report) -> RunResult:
+    """Query: the run, with the origin of every scenario value; reports how many requests have finished."""
     import hisparsim
 
-    result: RunResult = hisparsim.simulate(job.scenario, job.trace, check=job.check)
+    result = hisparsim.simulate(job.scenario, job.trace, check=job.check, progress=report)
     resolved = [
         {"key": value.key, "value": value.value, "origin": value.origin.value, "source": value.source}
         for value in job.scenario.resolved()
@@ -160,19 +160,28 @@ def _print_results(results: Sequence[RunResult]) -> None:
 
 
 @contextmanager
-def _progress(names: Sequence[str]) -> Iterator[Any]:
-    """Change: show on stderr which policies are running; yields the function that hears of finished ones."""
+def _progress(names: Sequence[str], num_requests: int) -> Iterator[tuple[Any, Any]]:
+    """Change: show on stderr how far each policy is; yields what hears of progress and of finished runs."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        tasks = [shown.add_task(name, total=None) for name in names]
+        tasks = [shown.add_task(name, total=num_requests) for name in names]
+
+        def on_progress(i: int, num_finished: int) -> None:
+            shown.update(tasks[i], completed=num_finished)
 
         def on_done(i: int, result: RunResult) -> None:
-            shown.update(tasks[i], total=1, completed=1)
+            shown.update(tasks[i], completed=num_requests)
             if not console.is_terminal:
                 say(f"{names[i]}: simulated in {result.wall_s:.1f} s")
 
-        yield on_done
+        yield on_progress, on_done

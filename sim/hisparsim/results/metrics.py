@@ -101,8 +101,8 @@ def compute_metrics(result: RunResult) -> Metrics:
         return amount / duration_s if duration_s > 0 else 0.0
 
     good = _num_good(ttft_ns, e2e_ns, last - first, output, slo_of(result))
-    hits, misses = int(summary.get("hot_hit_rows", 0)), int(summary.get("missed_rows", 0))
-    resident = int(summary.get("resident_rows", 0))
+    hits, misses = float(summary.get("hot_hit_rows", 0)), float(summary.get("missed_rows", 0))
+    resident = float(summary.get("resident_rows", 0))
     return Metrics(
         num_requests=result.num_requests,
         num_finished=int(served.sum()),
@@ -199,7 +199,8 @@ def _duration_ns(result: RunResult, warmup_ns: int, measured: NDArray[np.bool_])
     """Query: from the first arrival, or the end of the warm-up, to the last token of a measured request."""
     if not measured.any():
         return 0
-    start = warmup_ns or int(result.requests["arrival_ns"].min())
+    arrival = result.requests["arrival_ns"]
+    start = warmup_ns or int(arrival[arrival >= 0].min())
     return int(result.requests["finish_ns"][measured].max()) - start
 
 
@@ -216,9 +217,8 @@ def _mean_running(result: RunResult, warmup_ns: int) -> float:
 
 def busy_time_ns(result: RunResult, from_ns: int = 0) -> int:
     """Query: time from ``from_ns`` on during which at least one request had arrived and not yet left."""
-    submitted = ~result.has_status(RequestStatus.REJECTED, RequestStatus.SKIPPED)
-    start, end = in_system(result)
-    start, end = np.maximum(start[submitted], from_ns), end[submitted]
+    arrival, end = in_system(result)
+    start = np.maximum(arrival, from_ns)
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(start) else end
     if not len(start):
@@ -228,15 +228,20 @@ def busy_time_ns(result: RunResult, from_ns: int = 0) -> int:
 
 
 def in_system(result: RunResult) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Query: ([n] arrival, [n] leaving) of each request in ns; one still there leaves at the run's end."""
-    finish = result.requests["finish_ns"]
+    """Query: ([k] arrival, [k] leaving) in ns of the requests that arrived and were not refused.
+
+    A request that never left is there until the end of the run.
+    """
+    submitted = result.requests["arrival_ns"] >= 0
+    submitted &= ~result.has_status(RequestStatus.REJECTED, RequestStatus.SKIPPED)
+    arrival, finish = (result.requests[name][submitted] for name in ("arrival_ns", "finish_ns"))
     steps = result.steps
     end_ns = max(
         int(finish.max(initial=0)),
-        int(result.requests["arrival_ns"].max(initial=0)),
+        int(arrival.max(initial=0)),
         int((steps["start_ns"] + steps["duration_ns"]).max(initial=0)),
     )
-    return result.requests["arrival_ns"], np.where(finish < 0, end_ns, finish)
+    return arrival, np.where(finish < 0, end_ns, finish)
 
 
 def _bytes(result: RunResult, name: str) -> int:

@@ -46,7 +46,7 @@ REQUEST_COLUMNS: Mapping[str, type] = MappingProxyType(
         "request_id": np.int64,
         "session": np.int64,  # -1 = no conversation
         "turn": np.int64,
-        "arrival_ns": np.int64,
+        "arrival_ns": np.int64,  # -1 = never: a turn whose conversation ended before
         "admitted_ns": np.int64,  # first admission; -1 = never
         "first_token_ns": np.int64,  # -1 = never
         "finish_ns": np.int64,  # last token, or cancellation; -1 = never

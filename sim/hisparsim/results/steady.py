@@ -39,7 +39,8 @@ def judge_steady_state(result: RunResult, from_ns: int = 0) -> SteadyState:
     Arrivals before ``from_ns`` are left out, and the system's emptying after the last arrival.
     """
     requests = result.requests
-    counted = ~result.has_status(RequestStatus.REJECTED, RequestStatus.SKIPPED)
+    counted = requests["arrival_ns"] >= 0
+    counted &= ~result.has_status(RequestStatus.REJECTED, RequestStatus.SKIPPED)
     arrival = np.sort(requests["arrival_ns"][counted])
     arrival = arrival[arrival >= from_ns]
     served = result.has_status(*SERVED)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .metrics import in_system
-from .records import RequestStatus, RunResult
+from .records import RunResult
 
 DEFAULT_NUM_BINS = 480
 
@@ -72,8 +72,7 @@ def _area(
 
 def _in_system(result: RunResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Query: [bins] requests that had arrived and not yet left, averaged over each bin."""
-    submitted = ~result.has_status(RequestStatus.REJECTED, RequestStatus.SKIPPED)
-    arrival, leaving = (column[submitted].astype(np.float64) for column in in_system(result))
+    arrival, leaving = (column.astype(np.float64) for column in in_system(result))
     since_arrival = _request_time_before(np.sort(arrival), edges)
     since_leaving = _request_time_before(np.sort(leaving), edges)
     mean: NDArray[np.float64] = np.diff(since_arrival - since_leaving) / np.diff(edges)
