@@ -1,19 +1,20 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Gather of missed rows from host memory into hot rows of the GPU pool: plain 16-byte loads over the bus.
 
     host             [num_host_blocks, host_block_bytes]  uint8, pinned; or an int64 address (see `host_pool`)
     pool             [num_blocks, block_bytes]            uint8
     miss_host_rows   [max_misses]                         int32, host block * page_rows + row
     miss_hot_rows    [max_misses]                         int32, flat rows of the pool
-    num_misses       [1]                                  int32, entries in use; the three are those of a `ResolvePlan`
+    num_misses       [1]                                  int32, entries in use; as in a `ResolvePlan`
 
-Bytes lie as `page_layout` says. `num_layers` consecutive layers of a group are fetched in one launch: the leader of an
-index group and its followers share a plan; or one layer at a time, where attention should not wait for the others.
+Bytes lie as `page_layout` says. `num_layers` consecutive layers of a group are fetched in one launch: the
+leader of an index group and its followers share a plan; or one layer at a time, where attention should not
+wait for the others.
 
-The work is cut into 16-byte chunks across all rows and layers, so that no lane idles at 656 or 1152 bytes and a row
-of 128 bytes is as good as one of 4 KiB. The grid is fixed and small: with a tile of 16 KiB in flight in each program,
-32 programs hold ten times the 45 KB that fill a PCIe 5 link (38 GB/s x 1.2 us of round trip; published measurements
-on Hopper), and more programs would only slow down what runs beside the gather.
-"""
+The work is cut into 16-byte chunks across all rows and layers, so that no lane idles at 656 or 1152 bytes and
+a row of 128 bytes is as good as one of 4 KiB. The grid is fixed and small: with a tile of 16 KiB in flight in
+each program, 32 programs hold ten times the 45 KB that fill a PCIe 5 link (38 GB/s x 1.2 us of round trip;
+published measurements on Hopper), and more programs would only slow down what runs beside the gather."""
 
 from __future__ import annotations
 
@@ -23,10 +24,16 @@ import triton.language as tl
 
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
-from hisparsim_kernels.errors import check_contiguous, check_dtype, check_range, check_same_device, check_shape
+from hisparsim_kernels.errors import (
+    check_contiguous,
+    check_dtype,
+    check_range,
+    check_same_device,
+    check_shape,
+)
 from hisparsim_kernels.host_pool import HostPool, host_argument, pool_argument
 from hisparsim_kernels.page_layout import CHUNK_BYTES, PageLayout
-from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.registry import AotCase
 
 DEFAULT_PROGRAMS = 32
 """Published measurements: 32 blocks of 1024 threads saturate PCIe 5 for write-back, 16 do not."""
@@ -82,16 +89,18 @@ def gather_rows(
     num_programs: int = DEFAULT_PROGRAMS,
     config: LaunchConfig | None = None,
 ) -> None:
-    """Copy the missed rows of `num_layers` layers (all of the group's by default), from its layer `first_layer` on,
-    into the pool: one launch. Host rows must be complete before the launch in stream order.
+    """Copy the missed rows of `num_layers` layers (all of the group's by default), from its layer
+    `first_layer` on, into the pool: one launch. Host rows must be complete before the launch in stream order.
 
-    Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is launched.
-    """
+    Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is
+    launched."""
     layout.check_group(group)
     group_layers = layout.group_layers[group]
     check_range("first_layer", first_layer, 0, group_layers - 1, f"group {group} has {group_layers} layers")
     count = group_layers - first_layer if num_layers is None else num_layers
-    check_range("num_layers", count, 1, group_layers - first_layer, f"group {group} has {group_layers} layers")
+    check_range(
+        "num_layers", count, 1, group_layers - first_layer, f"group {group} has {group_layers} layers"
+    )
     check_range("num_programs", num_programs, 1, 65535, "a small fixed grid")
     for name, tensor in (("miss_host_rows", miss_host_rows), ("miss_hot_rows", miss_hot_rows)):
         check_dtype(name, tensor, torch.int32)
@@ -105,8 +114,12 @@ def gather_rows(
     host_words, pool_words = host_argument(host, pool, layout), pool_argument(pool, layout)
     config = config or gather_config(pool.device)
     max_misses = miss_host_rows.shape[0]
-    chunks = max_misses * count * (layout.row_bytes // CHUNK_BYTES) + (num_programs + 1) * int(config.meta["CHUNKS"])
-    check_range("16-byte chunks of a full miss list", chunks, 0, 2**31 - 1, "fetch fewer layers in one launch")
+    chunks = max_misses * count * (layout.row_bytes // CHUNK_BYTES) + (num_programs + 1) * int(
+        config.meta["CHUNKS"]
+    )
+    check_range(
+        "16-byte chunks of a full miss list", chunks, 0, 2**31 - 1, "fetch fewer layers in one launch"
+    )
     if max_misses == 0:
         return
     gather_rows_kernel[(num_programs,)](
@@ -124,7 +137,7 @@ _AOT_TYPES = {
 
 
 def _aot_cases() -> tuple[AotCase, ...]:
-    cases = []
+    cases: list[AotCase] = []
     for row_bytes, num_layers in ((128, 1), (656, 1), (656, 4), (1152, 4), (4096, 1)):
         for host, host_type in (("tensor", "*i32"), ("address", "i64")):
             cases.append(

@@ -8,21 +8,25 @@ from hisparsim_kernels.errors import DeviceError, RangeError, StrideError, check
 from hisparsim_kernels.page_layout import CHUNK_BYTES, PageLayout
 
 HostPool = torch.Tensor | int
-"""A tensor of whole host blocks ([n, host_block_bytes] uint8; any contiguous shape of it), pinned where kernels run on
-a GPU; or an address that the device can read under unified addressing (not so under confidential computing)."""
+"""A tensor of whole host blocks ([n, host_block_bytes] uint8; any contiguous shape of it), pinned where
+kernels run on a GPU; or an address that the device can read under unified addressing (not so under
+confidential computing)."""
 
 
 def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> torch.Tensor | int:
     """What a kernel takes for `host`: int32 words or the address itself.
 
-    Raises `DeviceError` for a pageable tensor beside a CUDA pool, `StrideError` for one that is not contiguous, not
-    16-byte aligned or not whole blocks, `RangeError` for an address that is no address.
-    """
+    Raises `DeviceError` for a pageable tensor beside a CUDA pool, `StrideError` for one that is not
+    contiguous, not 16-byte aligned or not whole blocks, `RangeError` for an address that is no address."""
     if isinstance(host, int):
         if host <= 0:
-            raise RangeError(f"host address is {host}; it must be the positive address of the mapped host pool")
+            raise RangeError(
+                f"host address is {host}; it must be the positive address of the mapped host pool"
+            )
         if host % CHUNK_BYTES:
-            raise StrideError(f"host address {host:#x} is not {CHUNK_BYTES}-byte aligned; rows are read 16 bytes at a time")
+            raise StrideError(
+                f"host address {host:#x} is not {CHUNK_BYTES}-byte aligned; rows are read 16 bytes at a time"
+            )
         return host
     check_contiguous("host pool", host)
     num_bytes = host.numel() * host.element_size()
@@ -33,7 +37,9 @@ def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> tor
     if host.data_ptr() % CHUNK_BYTES:
         raise StrideError(f"host pool starts at {host.data_ptr():#x}; it must be {CHUNK_BYTES}-byte aligned")
     if pool.device.type == "cuda" and host.device.type == "cpu" and not host.is_pinned():
-        raise DeviceError("host pool is pageable memory; a kernel can read only pinned memory: allocate with pin_memory=True")
+        raise DeviceError(
+            "host pool is pageable memory; a kernel reads only pinned memory: allocate with pin_memory=True"
+        )
     return host.view(torch.int32)
 
 
@@ -42,7 +48,9 @@ def pool_argument(pool: torch.Tensor, layout: PageLayout) -> torch.Tensor:
     check_contiguous("GPU pool", pool)
     num_bytes = pool.numel() * pool.element_size()
     if num_bytes == 0 or num_bytes % layout.block_bytes:
-        raise StrideError(f"GPU pool has {num_bytes} bytes; it must be whole blocks of {layout.block_bytes} bytes")
+        raise StrideError(
+            f"GPU pool has {num_bytes} bytes; it must be whole blocks of {layout.block_bytes} bytes"
+        )
     if pool.data_ptr() % CHUNK_BYTES:
         raise StrideError(f"GPU pool starts at {pool.data_ptr():#x}; it must be {CHUNK_BYTES}-byte aligned")
     return pool.view(torch.int32)

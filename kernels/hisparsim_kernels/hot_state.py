@@ -1,18 +1,20 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Hot-buffer state on the device: what each hot slot holds and in which order slots are given up.
 
-One `HotState` serves one index group (an indexer layer and the layers that follow its selection); a request owns one
-line of it, addressed by its request slot. The rows' data lie elsewhere, in the hot pages of every layer of the group.
+One `HotState` serves one index group (an indexer layer and the layers that follow its selection); a request
+owns one line of it, addressed by its request slot. The rows' data lie elsewhere, in the hot pages of every
+layer of the group.
 
     positions    [num_requests, hot_rows]  int32, token position held by the slot, -1 when empty
     generations  [num_requests, hot_rows]  int32, generation of the host block the row was copied from
     lru          [num_requests, hot_rows]  int16, slots in order of eviction: least recently used first
 
-**A hot row is keyed by its position and by the generation of its host block.** A host block gets a new generation,
-never used before, whenever it is handed out again or one of its rows is rewritten (a rejected draft, for instance):
-`renew_host_blocks`. A slot with another generation is no hit; it stays where it is in the order until it is evicted.
-So recycling costs one small kernel a step instead of a sweep over every slot of every layer, and it is as exact as
-keying by the global host row id (host block * page rows + row), which moves with the table.
-A request slot that changes hands is emptied by `reset_requests`, in all groups at once.
+**A hot row is keyed by its position and by the generation of its host block.** A host block gets a new
+generation, never used before, whenever it is handed out again or one of its rows is rewritten (a rejected
+draft, for instance): `renew_host_blocks`. A slot with another generation is no hit; it stays where it is in
+the order until it is evicted. So recycling costs one small kernel a step instead of a sweep over every slot
+of every layer, and it is as exact as keying by the global host row id (host block * page rows + row), which
+moves with the table. A request slot that changes hands is emptied by `reset_requests`, in all groups at once.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def host_renew_kernel(
 
 @dataclass(frozen=True)
 class HotState:
-    """State of one index group; shapes in the module's docstring. Mutated by `resolve` and `reset_requests`."""
+    """State of one index group; shapes in the module's docstring. Mutated by `resolve` and
+    `reset_requests`."""
 
     positions: torch.Tensor
     generations: torch.Tensor
@@ -117,8 +120,8 @@ class HotStates:
 
 
 def reset_requests(states: HotStates, request_slots: torch.Tensor) -> None:
-    """Empty the hot slots of the listed requests ([n] int32, -1: none) in every group; call it when a request slot
-    is given to another request or its hot pages are leased anew."""
+    """Empty the hot slots of the listed requests ([n] int32, -1: none) in every group; call it when a request
+    slot is given to another request or its hot pages are leased anew."""
     check_dtype("request_slots", request_slots, torch.int32)
     check_shape("request_slots", request_slots, (None,))
     check_contiguous("request_slots", request_slots)
@@ -137,8 +140,8 @@ def reset_requests(states: HotStates, request_slots: torch.Tensor) -> None:
 class HostGenerations:
     """Generation of each host block, shared by all groups and layers.
 
-    generations [num_host_blocks] int32; clock [1] int32, the last generation given out. Generations repeat after
-    2^32 renewals; a stale row would have to stay selected-free in its slot that long to be mistaken.
+    generations [num_host_blocks] int32; clock [1] int32, the last generation given out. Generations repeat
+    after 2^32 renewals; a stale row would have to stay selected-free in its slot that long to be mistaken.
     """
 
     generations: torch.Tensor
@@ -146,7 +149,8 @@ class HostGenerations:
 
     @staticmethod
     def allocate(num_host_blocks: int, device: torch.device | str) -> HostGenerations:
-        """All blocks at generations of their own. Raises `RangeError` past 2^25 blocks (host rows are int32)."""
+        """All blocks at generations of their own. Raises `RangeError` past 2^25 blocks (host rows are
+        int32)."""
         check_range("num_host_blocks", num_host_blocks, 1, 2**25, "host row ids (block * 64 + row) are int32")
         return HostGenerations(
             generations=torch.arange(num_host_blocks, dtype=torch.int32, device=device),
@@ -156,7 +160,8 @@ class HostGenerations:
 
 def renew_host_blocks(hosts: HostGenerations, blocks: torch.Tensor) -> None:
     """Give the listed host blocks ([n] int32, each once, -1: none) new generations: hot rows copied from them
-    before are misses from now on. Call it when blocks are handed out again and when rows of them are rewritten."""
+    before are misses from now on. Call it when blocks are handed out again and when rows of them are
+    rewritten."""
     check_dtype("blocks", blocks, torch.int32)
     check_shape("blocks", blocks, (None,))
     check_contiguous("blocks", blocks)

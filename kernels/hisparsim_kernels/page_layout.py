@@ -5,10 +5,10 @@
     host block  host_block_bytes  ALL layers, one page each, then unused bytes
                                   layer l, row r               at  (l * page_rows + r) * row_bytes
 
-A group is a run of consecutive layers that share one physical page (an indexer layer and the layers that follow its
-selection are never split). GPU blocks also hold indexer pages, so a block is the larger of the two, rounded up to
-whole layer pages; with 656-byte rows, 78 layers in groups of at most 4, and a 177,408-byte indexer page that is
-209,920 bytes (vLLM 0.33's layout). Host blocks are rounded up to 4 KiB: 3,276,800 bytes.
+A group is a run of consecutive layers that share one physical page (an indexer layer and the layers that
+follow its selection are never split). GPU blocks also hold indexer pages, so a block is the larger of the
+two, rounded up to whole layer pages; with 656-byte rows, 78 layers in groups of at most 4, and a 177,408-byte
+indexer page that is 209,920 bytes (vLLM 0.33's layout). Host blocks are rounded up to 4 KiB: 3,276,800 bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HOST_ALIGNMENT_BYTES = 4096
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Bytes of rows, pages and blocks, and the layers of each group. Raises `StrideError` or `RangeError` if rows are
-    not multiples of 16 bytes or a block is too small for what it must hold."""
+    """Bytes of rows, pages and blocks, and the layers of each group. Raises `StrideError` or `RangeError` if
+    rows are not multiples of 16 bytes or a block is too small for what it must hold."""
 
     row_bytes: int
     group_layers: tuple[int, ...]
@@ -39,21 +39,30 @@ class PageLayout:
     page_rows: int = 64
 
     def __post_init__(self) -> None:
-        check_range("row_bytes", self.row_bytes, CHUNK_BYTES, MAX_ROW_BYTES, "bytes of one token in one layer")
+        check_range(
+            "row_bytes", self.row_bytes, CHUNK_BYTES, MAX_ROW_BYTES, "bytes of one token in one layer"
+        )
         check_range("page_rows", self.page_rows, 1, 4096, "rows of one page")
         for name in ("row_bytes", "host_block_bytes"):
             if getattr(self, name) % CHUNK_BYTES:
-                raise StrideError(f"{name} is {getattr(self, name)}; it must be a multiple of {CHUNK_BYTES}, the load size")
+                raise StrideError(
+                    f"{name} is {getattr(self, name)}; it must be a multiple of {CHUNK_BYTES}, the load size"
+                )
         if not self.group_layers or min(self.group_layers) < 1:
             raise RangeError(f"group_layers is {self.group_layers}; every group needs at least one layer")
         if self.block_bytes % self.page_bytes:
             raise StrideError(
-                f"block_bytes is {self.block_bytes}; it must be a multiple of one layer's page, {self.page_bytes} bytes"
+                f"block_bytes is {self.block_bytes}; it must be a multiple of one layer's page, "
+                f"{self.page_bytes} bytes"
             )
         largest = max(self.group_layers) * self.page_bytes
-        check_range("block_bytes", self.block_bytes, largest, 2**31 - 1, f"the largest group has {largest} bytes")
+        check_range(
+            "block_bytes", self.block_bytes, largest, 2**31 - 1, f"the largest group has {largest} bytes"
+        )
         every = sum(self.group_layers) * self.page_bytes
-        check_range("host_block_bytes", self.host_block_bytes, every, 2**31 - 1, f"all layers have {every} bytes")
+        check_range(
+            "host_block_bytes", self.host_block_bytes, every, 2**31 - 1, f"all layers have {every} bytes"
+        )
 
     @staticmethod
     def of_groups(
@@ -93,12 +102,16 @@ class PageLayout:
 
     def check_group(self, group: int) -> None:
         """Raise `RangeError` unless `group` exists."""
-        check_range("group", group, 0, len(self.group_layers) - 1, f"the layout has {len(self.group_layers)} groups")
+        check_range(
+            "group", group, 0, len(self.group_layers) - 1, f"the layout has {len(self.group_layers)} groups"
+        )
 
     def layer_rows(self, pool: torch.Tensor, layer_in_group: int) -> torch.Tensor:
-        """The GPU pool ([num_blocks, block_bytes] uint8) as rows [n, row_bytes] of one layer of a group: row i of the
-        result is flat row i of that layer. Forgetting the layer would read another layer's rows."""
-        check_range("layer_in_group", layer_in_group, 0, max(self.group_layers) - 1, "layers of the largest group")
+        """The GPU pool ([num_blocks, block_bytes] uint8) as rows [n, row_bytes] of one layer of a group: row
+        i of the result is flat row i of that layer. Forgetting the layer would read another layer's rows."""
+        check_range(
+            "layer_in_group", layer_in_group, 0, max(self.group_layers) - 1, "layers of the largest group"
+        )
         rows = pool.view(-1, self.row_bytes)
         return rows[layer_in_group * self.page_rows :]
 

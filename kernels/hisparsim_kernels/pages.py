@@ -1,17 +1,18 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Whole pages between GPU blocks and host blocks, and prefill staging into a temporary buffer.
 
     pool        [num_blocks, block_bytes]            uint8; one group's layers of a page in each block
     host        [num_host_blocks, host_block_bytes]  uint8 pinned, or an int64 address (see `host_pool`)
-    blocks      [n] int32, host_blocks [n] int32, groups [n] int32: one page of one group each; an entry with a
-                negative block is skipped (padding)
+    blocks      [n] int32                            GPU blocks; one page of one group each
+    host_blocks [n] int32                            their host blocks; negative skips the entry (padding)
+    groups      [n] int32                            their groups
     num_pages   [1] int32, entries in use
 
-`copy_pages` moves every page of a list in one launch and one direction: write-back of sealed pages, restore of lost
-ones. `stage_pages` collects one layer of the pages that a prefill chunk attends to, each distinct page once, from its
-resident block where there is one and from the host elsewhere, into `staged` [max_pages * page_rows, row_bytes].
-Which pages those are is decided on the host (`staging`), since prefill is not captured in a graph.
-Both use a fixed grid of programs that walk over tiles of CHUNKS contiguous 16-byte chunks.
-"""
+`copy_pages` moves every page of a list in one launch and one direction: write-back of sealed pages, restore
+of lost ones. `stage_pages` collects one layer of the pages that a prefill chunk attends to, each distinct
+page once, from its resident block where there is one and from the host elsewhere, into `staged` [max_pages *
+page_rows, row_bytes]. Which pages those are is decided on the host (`staging`), since prefill is not captured
+in a graph. Both use a fixed grid of programs that walk over tiles of CHUNKS contiguous 16-byte chunks."""
 
 from __future__ import annotations
 
@@ -23,10 +24,17 @@ import triton.language as tl
 
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
-from hisparsim_kernels.errors import StrideError, check_contiguous, check_dtype, check_range, check_same_device, check_shape
+from hisparsim_kernels.errors import (
+    StrideError,
+    check_contiguous,
+    check_dtype,
+    check_range,
+    check_same_device,
+    check_shape,
+)
 from hisparsim_kernels.host_pool import HostPool, host_argument, pool_argument
 from hisparsim_kernels.page_layout import CHUNK_BYTES, GroupTables, PageLayout
-from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.registry import AotCase
 
 DEFAULT_PROGRAMS = 32
 
@@ -40,7 +48,8 @@ class Direction(Enum):
 
 @triton.jit(do_not_specialize=["max_pages"])
 def copy_pages_kernel(
-    host_ptr, pool_ptr, blocks_ptr, host_blocks_ptr, groups_ptr, num_pages_ptr, first_layers_ptr, num_layers_ptr,
+    host_ptr, pool_ptr, blocks_ptr, host_blocks_ptr, groups_ptr, num_pages_ptr, first_layers_ptr,
+    num_layers_ptr,
     block_bytes, host_block_bytes, max_pages,
     PAGE_BYTES: tl.constexpr, MAX_LAYERS: tl.constexpr, TO_HOST: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +90,7 @@ def stage_pages_kernel(
     host = tl.multiple_of(host_ptr.to(tl.pointer_type(tl.int32)), 16)
     words = tl.arange(0, CHUNKS * 4)
     for task in range(tl.program_id(0), num_staged * TILES, tl.num_programs(0)):
-        entry = (task // TILES).to(tl.int64)
+        entry = tl.cast(task // TILES, tl.int64)
         word = (task % TILES) * (CHUNKS * 4) + words
         mask = word < PAGE_BYTES // 4
         staged = staged_ptr + tl.multiple_of(entry * (PAGE_BYTES // 4), 4)
@@ -120,10 +129,9 @@ def copy_pages(
 ) -> None:
     """Copy the listed pages between their GPU blocks and host blocks, one launch.
 
-    The host bytes of a page exist only after the launch has ended: whoever lets a GPU block go, or reads the page from
-    the host on another stream, orders that by an event. Raises `DtypeError`, `ShapeError`, `StrideError`,
-    `DeviceError` or `RangeError` before anything is launched.
-    """
+    The host bytes of a page exist only after the launch has ended: whoever lets a GPU block go, or reads the
+    page from the host on another stream, orders that by an event. Raises `DtypeError`, `ShapeError`,
+    `StrideError`, `DeviceError` or `RangeError` before anything is launched."""
     max_pages = blocks.shape[0]
     _check_list(max_pages, blocks=blocks, host_blocks=host_blocks, groups=groups)
     _check_list(1, num_pages=num_pages)
@@ -138,9 +146,11 @@ def copy_pages(
         return
     config = config or find_config("pages", "copy_pages", "default", arch_of(pool.device))
     copy_pages_kernel[(num_programs,)](
-        host_words, pool_words, blocks, host_blocks, groups, num_pages, tables.first_layers, tables.num_layers,
+        host_words, pool_words, blocks, host_blocks, groups, num_pages, tables.first_layers,
+        tables.num_layers,
         layout.block_bytes, layout.host_block_bytes, max_pages,
-        PAGE_BYTES=layout.page_bytes, MAX_LAYERS=max(layout.group_layers), TO_HOST=direction is Direction.TO_HOST,
+        PAGE_BYTES=layout.page_bytes, MAX_LAYERS=max(layout.group_layers),
+        TO_HOST=direction is Direction.TO_HOST,
         **config.launch_arguments(),
     )  # fmt: skip
 
@@ -160,17 +170,20 @@ def stage_pages(
 ) -> None:
     """Copy one layer of the pages of a `StagingPlan` into `staged` [>= pages * page_rows, row_bytes] uint8.
 
-    Page i comes from `blocks[i]` (a block of `group`) unless that is negative, else from `host_blocks[i]`. Raises the
-    named errors of `errors` before anything is launched.
-    """
+    Page i comes from `blocks[i]` (a block of `group`) unless that is negative, else from `host_blocks[i]`.
+    Raises the named errors of `errors` before anything is launched."""
     layout.check_group(group)
-    check_range("layer_in_group", layer_in_group, 0, layout.group_layers[group] - 1, f"layers of group {group}")
+    check_range(
+        "layer_in_group", layer_in_group, 0, layout.group_layers[group] - 1, f"layers of group {group}"
+    )
     num_staged = blocks.shape[0]
     _check_list(num_staged, blocks=blocks, host_blocks=host_blocks)
     check_shape("staged", staged, (None, layout.row_bytes))
     check_dtype("staged", staged, torch.uint8)
     check_contiguous("staged", staged)
-    check_range("rows of staged", staged.shape[0], num_staged * layout.page_rows, 2**31 - 1, f"{num_staged} pages")
+    check_range(
+        "rows of staged", staged.shape[0], num_staged * layout.page_rows, 2**31 - 1, f"{num_staged} pages"
+    )
     if staged.data_ptr() % CHUNK_BYTES:
         raise StrideError(f"staged starts at {staged.data_ptr():#x}; it must be {CHUNK_BYTES}-byte aligned")
     check_same_device(pool=pool, blocks=blocks, host_blocks=host_blocks, staged=staged)
@@ -181,7 +194,8 @@ def stage_pages(
     config = config or find_config("pages", "stage_pages", "default", arch_of(pool.device))
     stage_pages_kernel[(num_programs,)](
         host_words, pool_words, blocks, host_blocks, staged.view(torch.int32),
-        layout.block_bytes, layout.host_block_bytes, layout.first_layers[group] + layer_in_group, layer_in_group,
+        layout.block_bytes, layout.host_block_bytes, layout.first_layers[group] + layer_in_group,
+        layer_in_group,
         num_staged, PAGE_BYTES=layout.page_bytes, **config.launch_arguments(),
     )  # fmt: skip
 
@@ -189,13 +203,14 @@ def stage_pages(
 _AOT_TYPES = {
     f"{name}_ptr": "*i32"
     for name in (
-        "host", "pool", "blocks", "host_blocks", "groups", "num_pages", "first_layers", "num_layers", "staged",
+        "host", "pool", "blocks", "host_blocks", "groups", "num_pages", "first_layers", "num_layers",
+        "staged",
     )
 }  # fmt: skip
 
 
 def _aot_cases() -> tuple[AotCase, ...]:
-    cases = []
+    cases: list[AotCase] = []
     aligned = frozenset({"host_ptr", "block_bytes", "host_block_bytes"})
     for row_bytes in (656, 1152):
         page = {"PAGE_BYTES": 64 * row_bytes}
@@ -205,7 +220,8 @@ def _aot_cases() -> tuple[AotCase, ...]:
                 AotCase(
                     "copy_pages", "default", copy_pages_kernel, types,
                     page | {"MAX_LAYERS": 4, "TO_HOST": to_host},
-                    divisible_by_16=aligned, shape=f"{row_bytes}B_{'to_host' if to_host else 'to_gpu'}_{host}",
+                    divisible_by_16=aligned,
+                    shape=f"{row_bytes}B_{'to_host' if to_host else 'to_gpu'}_{host}",
                 )
                 for to_host in (True, False)
             )  # fmt: skip

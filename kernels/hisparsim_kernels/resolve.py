@@ -1,4 +1,6 @@
-"""Residency resolve: where each selected row is read from, with an exact LRU of hot rows, wholly on the device.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""Residency resolve: where each selected row is read from, with an exact LRU of hot rows, wholly on the
+device.
 
 Of each selected position of a request, in this order:
 1. its page is resident: the row is read in place;
@@ -10,31 +12,30 @@ Inputs (request slots index the persistent tables; rows of one batch entry are a
     selection        [batch * query_len, k]      int32 positions, -1 for none; unique within a row
     lengths          [batch]                     int32 context tokens; positions at or past it count as none
     request_slots    [batch]                     int32, -1 for a padding entry
-    resident_blocks  [num_requests, max_pages]   int32 GPU block of the page in this layer group, < 0: not resident
+    resident_blocks  [num_requests, max_pages]   int32 GPU block of the page in this group, < 0: none
     host_blocks      [num_requests, max_pages]   int32 host block, < 0: no complete host copy
     hot_blocks       [num_requests, hot_pages]   int32 GPU blocks leased as hot pages, < 0: no lease
 Outputs (every one written in every launch, padding entries too)
     rows             [batch * query_len, k]      int32 flat rows of the GPU pool, -1 for none
     extents          [batch * query_len]         int32, one past the last entry of the row that is not -1
-    miss_host_rows   [batch * query_len * k]     int32 host rows to fetch (host block * page_rows + row), compact
+    miss_host_rows   [batch * query_len * k]     int32 host rows to fetch (host block * page_rows + row)
     miss_hot_rows    [batch * query_len * k]     int32 flat rows of the GPU pool they go to
     num_misses       [1]                         int32, entries of the two lists in use
     stats            [batch, 4]                  int32 distinct positions: resident, hits, misses, missing
 
-A flat row is `block * rows_per_block + row`; `rows_per_block` is the block's bytes over the row's. Layer l of the
-group is reached by passing the pool from row `l * page_rows` on, so one plan serves the index leader and every layer
-that follows it: nothing in a plan depends on the layer.
+A flat row is `block * rows_per_block + row`; `rows_per_block` is the block's bytes over the row's. Layer l of
+the group is reached by passing the pool from row `l * page_rows` on, so one plan serves the index leader and
+every layer that follows it: nothing in a plan depends on the layer.
 
-The union of a batch entry's query rows (the verification rows of speculative decoding) is one working set: shared
-positions are fetched once, and no row evicts what another needs. That takes `hot_rows >= query_len * k`.
-The order of slots becomes [untouched evictables, old order | fresh misses | hits, old order], as in the public
-systems; misses are numbered by their first occurrence, query row by query row.
+The union of a batch entry's query rows (the verification rows of speculative decoding) is one working set:
+shared positions are fetched once, and no row evicts what another needs. That takes `hot_rows >= query_len *
+k`. The order of slots becomes [untouched evictables, old order | fresh misses | hits, old order], as in the
+public systems; misses are numbered by their first occurrence, query row by query row.
 
-Membership needs no hash and no clearing: `first_entry[batch, position]` names the entry that selects the position,
-and is believed only if that entry does. Three launches, so that kernel boundaries order memory:
-`mark` (places, first entries), `walk` (hits and evictables, compacted by prefix sums), `place` (victims, order, lists).
-Only inside one program, between query rows, does a block barrier order global memory.
-"""
+Membership needs no hash and no clearing: `first_entry[batch, position]` names the entry that selects the
+position, and is believed only if that entry does. Three launches, so that kernel boundaries order memory:
+`mark` (places, first entries), `walk` (hits and evictables, compacted by prefix sums), `place` (victims,
+order, lists). Only inside one program, between query rows, does a block barrier order global memory."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ import triton.language as tl
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.hot_state import HotState, host_renew_kernel, hot_reset_kernel
-from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.registry import AotCase
 from hisparsim_kernels.resolve_buffers import ResidencyTables, ResolvePlan, ResolveScratch, check_resolve
 
 
@@ -98,7 +99,8 @@ def resolve_walk_kernel(
     max_tokens, hot_rows,
     K: tl.constexpr, QUERY_LEN: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (batch): count the distinct rows wanted; split the slots, in LRU order, into hits and evictables."""
+    """Grid (batch): count the distinct rows wanted; split the slots, in LRU order, into hits and
+    evictables."""
     batch = tl.program_id(0).to(tl.int64)
     request = tl.load(request_slots_ptr + batch).to(tl.int64)
     if request < 0:
@@ -157,13 +159,16 @@ def resolve_walk_kernel(
 
 @triton.jit
 def resolve_place_kernel(
-    selection_ptr, request_slots_ptr, hot_blocks_ptr, host_generations_ptr, positions_ptr, generations_ptr, lru_ptr,
+    selection_ptr, request_slots_ptr, hot_blocks_ptr, host_generations_ptr, positions_ptr, generations_ptr,
+    lru_ptr,
     first_entry_ptr, wanted_ptr, entry_slots_ptr, evictable_ptr, hits_ptr, counts_ptr,
     rows_ptr, miss_host_rows_ptr, miss_hot_rows_ptr, num_misses_ptr,
     num_batch, hot_pages, max_tokens, hot_rows, rows_per_block,
-    K: tl.constexpr, QUERY_LEN: tl.constexpr, PAGE: tl.constexpr, BATCH_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, QUERY_LEN: tl.constexpr, PAGE: tl.constexpr, BATCH_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (batch): give misses the oldest evictables, write flat rows, the compact miss list and the new order."""
+    """Grid (batch): give misses the oldest evictables, write flat rows, the compact miss list and the new
+    order."""
     batch = tl.program_id(0).to(tl.int64)
     others = tl.arange(0, BATCH_PADDED)
     wanted_of = tl.load(counts_ptr + others * 2, mask=others < num_batch, other=0)
@@ -268,14 +273,17 @@ def resolve(
         max_pages, hot_pages, max_tokens, tables.rows_per_block, **shape, **mark.launch_arguments(),
     )  # fmt: skip
     resolve_walk_kernel[(batch,)](
-        selection, lengths, request_slots, tables.host_generations, state.positions, state.generations, state.lru,
-        scratch.first_entry, scratch.wanted, scratch.entry_slots, scratch.evictable, scratch.hits, scratch.counts,
+        selection, lengths, request_slots, tables.host_generations, state.positions, state.generations,
+        state.lru,
+        scratch.first_entry, scratch.wanted, scratch.entry_slots, scratch.evictable, scratch.hits,
+        scratch.counts,
         plan.rows, plan.stats, max_tokens, state.hot_rows, **shape, **walk.launch_arguments(),
     )  # fmt: skip
     resolve_place_kernel[(batch,)](
         selection, request_slots, tables.hot_blocks, tables.host_generations,
         state.positions, state.generations, state.lru,
-        scratch.first_entry, scratch.wanted, scratch.entry_slots, scratch.evictable, scratch.hits, scratch.counts,
+        scratch.first_entry, scratch.wanted, scratch.entry_slots, scratch.evictable, scratch.hits,
+        scratch.counts,
         plan.rows, plan.miss_host_rows, plan.miss_hot_rows, plan.num_misses,
         batch, hot_pages, max_tokens, state.hot_rows, tables.rows_per_block,
         **shape, BATCH_PADDED=triton.next_power_of_2(batch), **place.launch_arguments(),
@@ -288,7 +296,8 @@ _AOT_TYPES = {
 _AOT_TYPES |= {
     f"{name}_ptr": "*i32"
     for name in (
-        "selection", "lengths", "request_slots", "resident_blocks", "host_blocks", "hot_blocks", "host_generations",
+        "selection", "lengths", "request_slots", "resident_blocks", "host_blocks", "hot_blocks",
+        "host_generations",
         "positions", "generations", "wanted", "counts", "rows", "extents", "stats", "miss_host_rows",
         "miss_hot_rows", "num_misses", "blocks", "clock",
     )
@@ -297,7 +306,7 @@ _AOT_TYPES |= {
 
 def _aot_cases() -> tuple[AotCase, ...]:
     kernels = {"mark": resolve_mark_kernel, "walk": resolve_walk_kernel, "place": resolve_place_kernel}
-    cases = []
+    cases: list[AotCase] = []
     for part, fn in kernels.items():
         for config, shape, k, query_len in (
             ("default", "decode", 2048, 1),

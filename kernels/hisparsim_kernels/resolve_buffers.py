@@ -23,8 +23,8 @@ INT32_ROWS = 2**31 - 1
 class ResidencyTables:
     """Persistent device tables of one layer group; shapes in the module's docstring.
 
-    `host_generations` [num_host_blocks] int32 is that of `HostGenerations`. `page_rows` is 64 in the public systems.
-    """
+    `host_generations` [num_host_blocks] int32 is that of `HostGenerations`. `page_rows` is 64 in the public
+    systems."""
 
     resident_blocks: torch.Tensor
     host_blocks: torch.Tensor
@@ -38,9 +38,8 @@ class ResidencyTables:
 class ResolveScratch:
     """Persistent scratch, shared by every group and layer; needs no clearing, whatever was in it.
 
-    first_entry [batch, max_tokens] int16; wanted [batch, query_len * k] int32; entry_slots, same shape, int16;
-    evictable, hits [batch, hot_rows] int16; counts [batch, 2] int32 (rows wanted, hits)
-    """
+    first_entry [batch, max_tokens] int16; wanted [batch, query_len * k] int32; entry_slots, same shape,
+    int16; evictable, hits [batch, hot_rows] int16; counts [batch, 2] int32 (rows wanted, hits)"""
 
     first_entry: torch.Tensor
     wanted: torch.Tensor
@@ -70,7 +69,8 @@ class ResolveScratch:
 
 @dataclass(frozen=True)
 class ResolvePlan:
-    """Outputs of a resolve, persistent; one plan serves the leader and all layers that follow its selection."""
+    """Outputs of a resolve, persistent; one plan serves the leader and all layers that follow its
+    selection."""
 
     rows: torch.Tensor
     extents: torch.Tensor
@@ -176,10 +176,13 @@ def check_resolve(
         lines = int(getattr(scratch, name).shape[0])
         check_range(f"lines of scratch.{name}", lines, batch, INT32_ROWS, f"the batch has {batch} entries")
     check_same_device(
-        selection=selection, lengths=lengths, request_slots=request_slots, resident_blocks=tables.resident_blocks,
-        host_blocks=tables.host_blocks, hot_blocks=tables.hot_blocks, host_generations=tables.host_generations,
+        selection=selection, lengths=lengths, request_slots=request_slots,
+        resident_blocks=tables.resident_blocks,
+        host_blocks=tables.host_blocks, hot_blocks=tables.hot_blocks,
+        host_generations=tables.host_generations,
         positions=state.positions, generations=state.generations, lru=state.lru,
-        rows=plan.rows, extents=plan.extents, miss_host_rows=plan.miss_host_rows, miss_hot_rows=plan.miss_hot_rows,
+        rows=plan.rows, extents=plan.extents, miss_host_rows=plan.miss_host_rows,
+        miss_hot_rows=plan.miss_hot_rows,
         num_misses=plan.num_misses, stats=plan.stats,
         first_entry=scratch.first_entry, wanted=scratch.wanted, entry_slots=scratch.entry_slots,
         evictable=scratch.evictable, hits=scratch.hits, counts=scratch.counts,

@@ -1,9 +1,8 @@
 """Which pages a prefill chunk's earlier context is read from, each distinct page once.
 
-The plan is made on the host from the ledgers' block ids (numpy), before the step: prefill is not captured in a graph.
-Two requests that share a prefix share its host blocks, so their common pages are staged once; a page that is resident
-for any of them is copied from the GPU instead of over the bus.
-"""
+The plan is made on the host from the ledgers' block ids (numpy), before the step: prefill is not captured in
+a graph. Two requests that share a prefix share its host blocks, so their common pages are staged once; a page
+that is resident for any of them is copied from the GPU instead of over the bus."""
 
 from __future__ import annotations
 
@@ -54,10 +53,9 @@ def plan_staging(
 ) -> StagingPlan:
     """Plan the staging of the first `num_pages[i]` pages of each request i.
 
-    resident_blocks, host_blocks [requests, pages] int32: of one group, negative for none. A page is known by its host
-    block, or by its resident block while it has no host copy. Raises `MissingPageError` naming the first page that can
-    be read from neither, `RangeError` if a request has more pages than the tables.
-    """
+    resident_blocks, host_blocks [requests, pages] int32: of one group, negative for none. A page is known by
+    its host block, or by its resident block while it has no host copy. Raises `MissingPageError` naming the
+    first page that can be read from neither, `RangeError` if a request has more pages than the tables."""
     staged_pages = np.full(host_blocks.shape, -1, dtype=np.int32)
     index: dict[tuple[str, int], int] = {}
     blocks: list[int] = []
@@ -89,9 +87,8 @@ def plan_staging(
 def staged_rows(selection: torch.Tensor, staged_pages: torch.Tensor, page_rows: int = 64) -> torch.Tensor:
     """Flat rows of the staging buffer for selected positions.
 
-    selection [tokens, k] int32 with -1 for none; staged_pages [tokens, pages] int32, the line of each token's request.
-    Positions outside the staged pages become -1.
-    """
+    selection [tokens, k] int32 with -1 for none; staged_pages [tokens, pages] int32, the line of each token's
+    request. Positions outside the staged pages become -1."""
     page = torch.div(selection, page_rows, rounding_mode="floor").long()
     inside = (selection >= 0) & (page < staged_pages.shape[1])
     staged = torch.gather(staged_pages, 1, torch.where(inside, page, 0))

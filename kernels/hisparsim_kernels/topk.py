@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Top-k selection over indexer logits: exact, by radix select over the whole 32-bit key.
 
     logits   [num_rows, max_len]  float32, last dimension dense, row stride a multiple of 16 elements
@@ -8,13 +9,13 @@
 `num_rows = num_requests * query_len`, rows of one request being adjacent. Row q of a request sees
 `lengths - (query_len - 1 - q)` positions; a padding row has length 0 and gets -1 and count 0.
 
-Rules. Larger logits first; equal logits (0.0 and -0.0 are equal) by the lower position. -inf and NaN are never
-selected, so fewer than k may be valid. The result is unique, whatever the number of splits.
+Rules. Larger logits first; equal logits (0.0 and -0.0 are equal) by the lower position. -inf and NaN are
+never selected, so fewer than k may be valid. The result is unique, whatever the number of splits.
 
-Four passes of 8 bits narrow the k-th largest key down to all its 32 bits; a fifth launch writes the positions. Every
-split of a row keeps a histogram of its own for every pass, so there is nothing to clear between launches, no atomic
-on global memory, and no bounded stash of candidates that clustered logits could overflow.
-"""
+Four passes of 8 bits narrow the k-th largest key down to all its 32 bits; a fifth launch writes the
+positions. Every split of a row keeps a histogram of its own for every pass, so there is nothing to clear
+between launches, no atomic on global memory, and no bounded stash of candidates that clustered logits could
+overflow."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from hisparsim_kernels.errors import (
     check_same_device,
     check_shape,
 )
-from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.registry import AotCase
 
 NUM_PASSES = 4
 NUM_BINS = 256
@@ -66,8 +67,8 @@ def _segment(
 def _narrow(
     hist_ptr, state_ptr, greater_ptr, row, K: tl.constexpr, PASS: tl.constexpr, NUM_SPLITS: tl.constexpr
 ):
-    """State after `PASS` passes: key prefix, how many keys equal to it are still wanted, and of each split the
-    number of keys above it and (of the last pass) equal to it."""
+    """State after `PASS` passes: key prefix, how many keys equal to it are still wanted, and of each split
+    the number of keys above it and (of the last pass) equal to it."""
     splits = tl.arange(0, NUM_SPLITS)
     bins = tl.arange(0, 256)
     tile_ptr = hist_ptr + (row * 4 + PASS - 1) * NUM_SPLITS * 256
@@ -93,9 +94,11 @@ def _narrow(
 @triton.jit
 def topk_histogram_kernel(
     logits_ptr, lengths_ptr, hist_ptr, state_ptr, greater_ptr, logits_stride, max_len,
-    K: tl.constexpr, QUERY_LEN: tl.constexpr, PASS: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, QUERY_LEN: tl.constexpr, PASS: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (num_rows, NUM_SPLITS): histogram of the next 8 key bits among keys that carry the prefix found so far."""
+    """Grid (num_rows, NUM_SPLITS): histogram of the next 8 key bits among keys that carry the prefix found so
+    far."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     if PASS > 0:
@@ -122,8 +125,10 @@ def topk_histogram_kernel(
 
 @triton.jit
 def topk_write_kernel(
-    logits_ptr, lengths_ptr, hist_ptr, state_ptr, greater_ptr, indices_ptr, counts_ptr, logits_stride, max_len,
-    K: tl.constexpr, K_PADDED: tl.constexpr, QUERY_LEN: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, lengths_ptr, hist_ptr, state_ptr, greater_ptr, indices_ptr, counts_ptr, logits_stride,
+    max_len,
+    K: tl.constexpr, K_PADDED: tl.constexpr, QUERY_LEN: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (num_rows, NUM_SPLITS): write the positions of the selected keys in ascending order."""
     row = tl.program_id(0).to(tl.int64)
@@ -155,7 +160,8 @@ def topk_write_kernel(
 
 @dataclass(frozen=True)
 class TopkScratch:
-    """Persistent scratch of a top-k launch; contents are meaningless between launches and never need clearing.
+    """Persistent scratch of a top-k launch; contents are meaningless between launches and never need
+    clearing.
 
     hist    [num_rows, 4, num_splits, 256]  int32, histogram of each pass and split
     state   [num_rows, 4, 2]                int32, key prefix and number still wanted before each pass
@@ -234,11 +240,12 @@ def topk(
     scratch: TopkScratch | None = None,
     config: tuple[LaunchConfig, LaunchConfig] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the k largest logits' positions of each row to `indices` [num_rows, k] and their number to `counts`.
+    """Write the k largest logits' positions of each row to `indices` [num_rows, k] and their number to
+    `counts`.
 
-    Outputs and scratch left out are allocated, which a captured graph must not do: pass persistent ones there.
-    Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is launched.
-    """
+    Outputs and scratch left out are allocated, which a captured graph must not do: pass persistent ones
+    there. Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is
+    launched."""
     histogram_config, write_config = config or topk_config(logits.shape[-1], logits.device)
     num_splits = int(write_config.meta["NUM_SPLITS"])
     num_rows = logits.shape[0]
@@ -260,20 +267,22 @@ def topk(
             **histogram_config.launch_arguments(),
         )  # fmt: skip
     topk_write_kernel[grid](
-        logits, lengths, *work, indices, counts, *shape, K=k, K_PADDED=triton.next_power_of_2(k), QUERY_LEN=query_len,
+        logits, lengths, *work, indices, counts, *shape, K=k, K_PADDED=triton.next_power_of_2(k),
+        QUERY_LEN=query_len,
         **write_config.launch_arguments(),
     )  # fmt: skip
     return indices, counts
 
 
 _AOT_TYPES = {
-    "logits_ptr": "*fp32", "lengths_ptr": "*i32", "hist_ptr": "*i32", "state_ptr": "*i32", "greater_ptr": "*i32",
+    "logits_ptr": "*fp32", "lengths_ptr": "*i32", "hist_ptr": "*i32", "state_ptr": "*i32",
+    "greater_ptr": "*i32",
     "indices_ptr": "*i32", "counts_ptr": "*i32", "logits_stride": "i32", "max_len": "i32",
 }  # fmt: skip
 
 
 def _aot_cases() -> tuple[AotCase, ...]:
-    cases = []
+    cases: list[AotCase] = []
     for name in ("short", "medium", "long"):
         for radix_pass, query_len in ((0, 1), (1, 1), (3, 4)):
             cases.append(

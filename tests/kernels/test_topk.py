@@ -104,7 +104,10 @@ def test_positions_and_counts_equal_a_stable_sort(case: Case, num_splits: int) -
 
 @settings(max_examples=12, deadline=None)
 @given(
-    seed=st.integers(0, 2**20), k=st.integers(1, 40), length=st.integers(0, 256), levels=st.sampled_from([2, 9, 10**6])
+    seed=st.integers(0, 2**20),
+    k=st.integers(1, 40),
+    length=st.integers(0, 256),
+    levels=st.sampled_from([2, 9, 10**6]),
 )
 def test_the_selection_holds_the_laws_of_a_top_k(seed: int, k: int, length: int, levels: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -179,11 +182,14 @@ def test_rows_past_two_gigaelements_are_addressed_in_64_bits() -> None:
         memory = mmap.mmap(-1, rows * stride * 4, flags=LAZY)
         logits = torch.frombuffer(memory, dtype=torch.float32).view(rows, stride)[:, : 2**30]
         logits[2, 7], logits[2, 40] = 2.0, 3.0
-        config = [LaunchConfig(k, "t", 4, 1, {"NUM_SPLITS": 1, "BLOCK": 64}) for k in ("topk_histogram", "topk_write")]
+        meta = {"NUM_SPLITS": 1, "BLOCK": 64}
+        config = [LaunchConfig(k, "t", 4, 1, meta) for k in ("topk_histogram", "topk_write")]
         indices, counts = topk(logits, torch.tensor([0, 0, 50], dtype=torch.int32), 2, config=config)
         assert indices.tolist() == [[-1, -1], [-1, -1], [7, 40]], indices
     """
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )
     assert run.returncode == 0, run.stderr
 
 
@@ -219,7 +225,9 @@ LENGTHS = torch.tensor([256, 256], dtype=torch.int32)
         ({"scratch": TopkScratch.allocate(2, 3, "cpu")}, RangeError, "splits"),
     ],
 )
-def test_a_wrong_argument_is_refused_with_its_value(change: dict[str, object], error: type, words: str) -> None:
+def test_a_wrong_argument_is_refused_with_its_value(
+    change: dict[str, object], error: type, words: str
+) -> None:
     arguments: dict[str, object] = {"logits": normal(2, 256), "lengths": LENGTHS, "k": 8} | change
     with pytest.raises(error, match=words):
         topk(**arguments)  # type: ignore[arg-type]

@@ -33,7 +33,13 @@ def gather_rows_reference(
 
 
 def copy_page_reference(
-    host: torch.Tensor, pool: torch.Tensor, block: int, host_block: int, layout: PageLayout, group: int, to_host: bool
+    host: torch.Tensor,
+    pool: torch.Tensor,
+    block: int,
+    host_block: int,
+    layout: PageLayout,
+    group: int,
+    to_host: bool,
 ) -> None:
     """Copy one group's page between a GPU block and its place in a host block."""
     num_bytes = layout.group_layers[group] * layout.page_bytes

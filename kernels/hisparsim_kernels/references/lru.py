@@ -1,8 +1,7 @@
 """A hot buffer as plain Python: exact LRU over a list of slots, one request, one index group.
 
-Written from the rules alone and sharing nothing with the kernels: rows are keyed by (host block, row, generation),
-looked up in a dictionary, and the order is a list. It is the oracle of the residency tests.
-"""
+Written from the rules alone and sharing nothing with the kernels: rows are keyed by (host block, row,
+generation), looked up in a dictionary, and the order is a list. It is the oracle of the residency tests."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ class Miss:
 
 @dataclass(frozen=True)
 class LruStep:
-    """Outcome of one step: the slot of each distinct row needed, the misses in order, and the number of hits."""
+    """Outcome of one step: the slot of each distinct row needed, the misses in order, and the number of
+    hits."""
 
     slots: dict[HostRow, int]
     misses: tuple[Miss, ...]
