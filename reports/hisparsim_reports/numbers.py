@@ -52,6 +52,8 @@ def share(value: float | None) -> str:
     if value is None:
         return DASH
     percent = 100 * value
+    if 0 < percent < 0.005:
+        return "< 0.01 %"
     return f"{percent:.2f} %" if 99 < percent < 100 or 0 < percent < 1 else f"{percent:.1f} %"
 
 
