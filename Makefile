@@ -1,0 +1,87 @@
+# make demo    replay two bundled traces and write a report      make demo TRACE=path/to/trace.jsonl
+# make test    all tests                                         make lint types   style and types
+# make bench   how fast simulator and kernels are here           make conform      agreement with vLLM's logs
+#
+# Everything runs in .venv, which is made on first use. PYTHON chooses the interpreter it is made from, TORCH the
+# build of torch that the tests use (a CPU one serves; with a GPU, give one that matches its driver).
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+TRACE ?= long-context openhands
+OUT ?= out
+HISPARSIM_REFERENCE ?= ../shared
+
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := hisparsim hisparsim_realrun hisparsim_kernels hisparsim_traces hisparsim_reports
+KERNEL_ENV := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+
+.PHONY: help venv dev demo test test-main test-kernels lint format types bench conform kernels-aot clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n "1,2s/^# //p" Makefile
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The simulator alone: no torch.
+$(VENV)/.simulator: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+# What tests, linters and the real runner need.
+$(VENV)/.development: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]' $(TORCH) triton==3.6.0 'numpy<2.4'
+	@touch $@ $(VENV)/.simulator
+
+venv: $(VENV)/.simulator
+dev: $(VENV)/.development
+
+demo: venv
+	@for trace in $(TRACE); do \
+	  name=$$(basename "$$trace" | sed 's/\..*//'); \
+	  rm -rf "$(OUT)/demo/$$name"; \
+	  $(BIN)/hisparsim replay "$$trace" --out "$(OUT)/demo/$$name" || exit $$?; \
+	  echo; \
+	done
+	@echo "Reports, to open in a browser:"
+	@for trace in $(TRACE); do \
+	  echo "  $(OUT)/demo/$$(basename "$$trace" | sed 's/\..*//')/report/index.html"; \
+	done
+
+test: test-main test-kernels
+
+test-main: dev
+	HISPARSIM_REFERENCE=$(HISPARSIM_REFERENCE) $(BIN)/python -m pytest tests --ignore=tests/kernels -n $(JOBS)
+
+# The kernel tests choose Triton's interpreter, which must not leak into the others.
+test-kernels: dev
+	$(KERNEL_ENV) $(BIN)/python -m pytest tests/kernels -n $(JOBS)
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: dev
+	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+
+bench: dev
+	@mkdir -p $(OUT)/bench
+	$(BIN)/hisparsim replay conversation --jobs 1 --json > $(OUT)/bench/replay.json
+	$(BIN)/hisparsim kernels bench --device cpu --json > $(OUT)/bench/kernels.json
+	@echo "$(OUT)/bench/replay.json (wall_s: the simulation loop)  $(OUT)/bench/kernels.json"
+
+conform: dev
+	$(BIN)/hisparsim conform $(HISPARSIM_REFERENCE)/reference/vllm_oracle
+
+kernels-aot: dev
+	$(BIN)/python -m hisparsim_kernels aot
+
+clean:
+	rm -rf $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
