@@ -1,10 +1,10 @@
-"""Ahead-of-time gate: compile every kernel and configuration for an architecture, without a GPU, and read what the
-machine code uses.
+"""Ahead-of-time gate: compile every kernel and configuration for an architecture, without a GPU, and read
+what the machine code uses.
 
-Triton's wheel carries `ptxas`, `cuobjdump` and `nvdisasm`; the target is named explicitly, so no driver is asked.
-Resources come from `cuobjdump --dump-resource-usage` (spills show as a stack frame plus LDL/STL), dynamic shared
-memory from triton's metadata, the instruction mix from the disassembly. `python -m hisparsim_kernels.aot` is the
-process that does it: it must not run under the interpreter.
+Triton's wheel carries `ptxas`, `cuobjdump` and `nvdisasm`; the target is named explicitly, so no driver is
+asked. Resources come from `cuobjdump --dump-resource-usage` (spills show as a stack frame plus LDL/STL),
+dynamic shared memory from triton's metadata, the instruction mix from the disassembly. `python -m
+hisparsim_kernels.aot` is the process that does it: it must not run under the interpreter.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def compile_case(module: str, case: AotCase, arch: str) -> KernelReport:
 
 
 def report(arch: str, modules: tuple[str, ...] = KERNEL_MODULES) -> dict[str, Any]:
-    """Compile every case of `modules` for `arch`: `{"arch", "triton", "kernels": [...]}`, one entry a case."""
+    """Compile every case of `modules` for `arch`: `{"arch", "triton", "kernels": [...]}`, one entry a
+    case."""
     import triton
 
     kernels = []

@@ -3,16 +3,17 @@
 
     x         [rows, K]              bf16, or e4m3 with x_scale; sorted by expert
     weight    [experts, N, K]        the type of x, contiguous
-    offsets   [experts + 1]          int32: expert e owns rows offsets[e] to offsets[e + 1]; offsets[0] = 0. Empty
-                                     groups are legal; rows from offsets[experts] on are padding, their output is 0
+    offsets   [experts + 1]          int32, from 0: expert e owns rows offsets[e] to offsets[e + 1]; groups
+                                     may be empty; rows from offsets[experts] on are padding, their output is
+                                     0
     x_scale   [rows, K / 128]        float32, one for each 128 columns of a row (e4m3 only)
     w_scale   [experts, ceil(N / 128), K / 128]   float32, one for each 128 x 128 tile (e4m3 only)
     out       [rows, N]              bf16 or float32; all of it is written
 
 The grid is fixed by `rows` and `experts`: each program finds its expert by a prefix sum over the groups' tile
-counts, so nothing waits for the host. Weights are the left operand: a decode step has few rows an expert, and 128
-columns of N fill the tensor cores however few they are. A row's sum runs over K in a fixed order whatever group or
-tile it is in, so under one configuration (`invariant_config`) results do not depend on the batch.
+counts, so nothing waits for the host. Weights are the left operand: a decode step has few rows an expert, and
+128 columns of N fill the tensor cores however few they are. A row's sum runs over K in a fixed order whatever
+group or tile it is in, so under one configuration (`invariant_config`) results do not depend on the batch.
 
 torch has a grouped product for bf16 and for row-wise fp8 scales, none for the 128 x 128 block scales that
 DeepSeek-V3 and GLM-5 checkpoints carry.
@@ -112,7 +113,9 @@ def grouped_gemm(
     w_scale: torch.Tensor | None = None,
     config: LaunchConfig | None = None,
 ) -> None:
-    """Enqueue the product of every group; shapes stand in the module. Raises a `KernelInputError` before that."""
+    """Enqueue the product of every group; shapes stand in the module. Raises a `KernelInputError` before
+    that.
+    """
     errors.check_dtype("x", x, torch.bfloat16, torch.float8_e4m3fn)
     fp8 = x.dtype == torch.float8_e4m3fn
     errors.check_dtype("weight", weight, x.dtype)
@@ -173,7 +176,15 @@ def _aot_cases() -> tuple[AotCase, ...]:
         if fp8:
             types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
         for rows, size in ((2048, "m16"), (16384, "m64"), (65536, "m128")):
-            constants = {"ROWS": rows, "N": 4096, "K": 6144, "EXPERTS": 256, "BLOCK_EXPERTS": 256, "FP8": fp8}
+            constants: dict[str, int | bool | None] = {}
+            constants |= {
+                "ROWS": rows,
+                "N": 4096,
+                "K": 6144,
+                "EXPERTS": 256,
+                "BLOCK_EXPERTS": 256,
+                "FP8": fp8,
+            }
             config = f"{'fp8' if fp8 else 'bf16'}-{size}"
             cases.append(AotCase("grouped_gemm", config, _grouped_kernel, types, constants | none))
     return tuple(cases)

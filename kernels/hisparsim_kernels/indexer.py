@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-"""Indexer logits over paged keys: logit[t, j] = sum over heads h of weight[t, h] * relu(q[t, h] . key_j) * scale_j.
+"""Indexer logits over paged keys: logit[t, j] = sum over heads of weight[t, h] * relu(q[t, h] . key_j).
 
     q         [requests, query_len, heads, 128]  e4m3 or bf16, contiguous; query_len 1 to 4
-    weights   [requests, query_len, heads]       float32; the scale of an e4m3 query and the softmax scale folded in
-    pages     [num_pages, >= page bytes]         uint8 view of the pool, one page a row, row stride fixed; see below
-    table     [requests, max_pages]              int32, page of each `page_size` tokens; only needed entries are read
-    lengths   [requests]                         int32, tokens visible to the last query of the request; 0 is legal
+    weights   [requests, query_len, heads]       float32; query and softmax scales folded in
+    pages     [num_pages, >= page bytes]         uint8 view of the pool, one page a row; see below
+    table     [requests, max_pages]              int32, page of each `page_size` tokens
+    lengths   [requests]                         int32, tokens that the last query sees; 0 is legal
     logits    [requests, query_len, max_tokens]  float32, contiguous
 
 | key format | bytes a token | layout of a page of P tokens |
@@ -13,12 +13,13 @@
 | e4m3 | 132 | P x 128 e4m3, then P float32 scales, one a token |
 | bf16 | 256 | P x 128 bf16 |
 
-Query i of a request (0 <= i < query_len) sees lengths - (query_len - 1 - i) tokens. Columns past that are -inf up to
-the end of the block that holds the last token, and with `fill` up to `max_tokens`; without it they are not written,
-since top-k takes the lengths. The grid is fixed by `max_tokens`; programs past a request's length leave at once.
+Query i of a request (0 <= i < query_len) sees lengths - (query_len - 1 - i) tokens. Columns past that are
+-inf up to the end of the block that holds the last token, and with `fill` up to `max_tokens`; without it they
+are not written, since top-k takes the lengths. The grid is fixed by `max_tokens`; programs past a request's
+length leave at once.
 
-Keys are the left operand of the product (tokens are its rows), so that 128 tokens fill the tensor cores whatever the
-number of heads is.
+Keys are the left operand of the product (tokens are its rows), so that 128 tokens fill the tensor cores
+whatever the number of heads is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import triton.language as tl
 from hisparsim_kernels import errors
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
-from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.registry import AotCase
 
 HEAD_DIM: tl.constexpr = tl.constexpr(128)
 MAX_QUERY_LEN = 4
@@ -123,8 +124,8 @@ def _check_pages(pages: torch.Tensor, page_bytes: int) -> None:
         raise errors.ShapeError(f"pages has {pages.shape[1]} bytes a page; this page size needs {page_bytes}")
     if pages.stride(1) != 1 or pages.stride(0) % 16 or pages.storage_offset() % 16:
         raise errors.StrideError(
-            f"pages has strides {pages.stride()} and offset {pages.storage_offset()}; bytes must be dense, and the page "
-            "stride and offset multiples of 16 (key loads are 16 bytes wide)"
+            f"pages has strides {pages.stride()} and offset {pages.storage_offset()}; "
+            "bytes must be dense, page stride and offset multiples of 16 (key loads are 16 bytes wide)"
         )
 
 
@@ -164,8 +165,8 @@ def write_index_keys(
 ) -> None:
     """Enqueue storing of new tokens' keys [tokens, 128] (bf16 or float32) into their pages.
 
-    `slots` [tokens] int32 is page x page_size + place in the page; -1 writes nothing. An e4m3 key's scale is its
-    largest magnitude / 448, at least 1e-4 / 448. Raises a `KernelInputError` before anything is enqueued.
+    `slots` [tokens] int32 is page x page_size + place in the page; -1 writes nothing. An e4m3 key's scale is
+    its largest magnitude / 448, at least 1e-4 / 448. Raises a `KernelInputError` before anything is enqueued.
     """
     errors.check_dtype("keys", keys, torch.bfloat16, torch.float32)
     errors.check_shape("keys", keys, (None, HEAD_DIM.value))
@@ -204,8 +205,8 @@ def indexer_logits(
 ) -> None:
     """Enqueue the logits of every query over its request's keys into `logits`; see the module for shapes.
 
-    `pages` may be a strided view: the layer's part of blocks that hold several layers. Raises a `KernelInputError`
-    before anything is enqueued.
+    `pages` may be a strided view: the layer's part of blocks that hold several layers. Raises a
+    `KernelInputError` before anything is enqueued.
     """
     errors.check_dtype("q", q, torch.float8_e4m3fn, torch.bfloat16)
     key_format = KeyFormat.E4M3 if q.dtype == torch.float8_e4m3fn else KeyFormat.BF16
@@ -240,7 +241,7 @@ def indexer_logits(
     max_tokens, max_pages = logits.shape[2], table.shape[1]
     if max_pages * page_size < max_tokens:
         raise errors.ShapeError(
-            f"table has {max_pages} pages of {page_size} tokens; logits has {max_tokens} columns, which needs more pages"
+            f"table has {max_pages} pages of {page_size} tokens; logits has {max_tokens} columns"
         )
     if requests == 0 or max_tokens == 0:
         return

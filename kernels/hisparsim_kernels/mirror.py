@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-"""Mirror of new rows from the GPU pool to the host pool: 16-byte stores over the bus, the inverse of `gather`.
+"""Mirror of new rows from the GPU pool to the host pool: 16-byte stores over the bus.
 
     pool       [num_blocks, block_bytes]            uint8
     host       [num_host_blocks, host_block_bytes]  uint8, pinned; or an int64 address (see `host_pool`)
@@ -7,10 +7,10 @@
     host_rows  [capacity]                           int32, host block * page_rows + row; -1 skips the entry
     num_rows   [1]                                  int32, entries in use
 
-Bytes lie as `page_layout` says. `num_layers` consecutive layers of a group are mirrored in one launch. Writes over
-PCIe are posted, so few programs saturate the link; the grid is fixed. The launch belongs inside a captured step: a
-host copy made by Python around the graph is not replayed, and a later gather would read rows that were never
-written.
+Bytes lie as `page_layout` says. `num_layers` consecutive layers of a group are mirrored in one launch. Writes
+over PCIe are posted, so few programs saturate the link; the grid is fixed. The launch belongs inside a
+captured step: a host copy made by Python around the graph is not replayed, and a later gather would read rows
+that were never written.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ def mirror_rows(
     first_layer: int = 0,
     num_layers: int | None = None,
 ) -> None:
-    """Enqueue the copy of the named rows, for `num_layers` layers of the group (all from `first_layer` on by default).
+    """Enqueue the copy of the named rows, for `num_layers` layers of the group (all from `first_layer` on by
+    default).
 
-    Host rows must not repeat among the entries in use. Raises a `KernelInputError` before anything is enqueued.
+    Host rows must not repeat among the entries in use. Raises a `KernelInputError` before anything is
+    enqueued.
     """
     layout.check_group(group)
     group_layers = layout.group_layers[group]

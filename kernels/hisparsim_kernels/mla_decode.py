@@ -2,20 +2,20 @@
 """Sparse MLA decode: split-K over gathered rows, then a merge of the splits by their log-sum-exp.
 
     q        [tokens, heads, 576]      bf16, contiguous: 512 absorbed latent, then 64 rope
-    rows     [num_rows, 576] bf16, or [num_rows, 656] uint8 in the fp8_ds_mla format (see `row_format`), contiguous: the
-             whole pool, resident pages and hot rows alike; a slot names a row of it
+    rows     [num_rows, 576] bf16 or [num_rows, 656] uint8 (`row_format`), contiguous: the whole pool,
+             resident pages and hot rows alike; a slot names a row of it
     slots    [tokens, top_k]           int32, flat row numbers; -1 is skipped
     counts   [tokens]                  int32, only the first counts[t] slots are read; 0 is legal
     out      [tokens, heads, 512]      bf16 or float32
-    lse      [tokens, heads]           float32, natural logarithm; +inf where no slot is valid (out is 0 there)
+    lse      [tokens, heads]           float32, natural logarithm; +inf where no slot is valid (out is 0)
 
-`tokens` is requests times verification rows (1 to 4 with speculative decoding). The grid is fixed by shapes, splits
-past the valid count leave early, and every element of `out` and `lse` is written. Nothing is allocated: scratch
-comes from `DecodeScratch`, made once for the largest batch.
+`tokens` is requests times verification rows (1 to 4 with speculative decoding). The grid is fixed by shapes,
+splits past the valid count leave early, and every element of `out` and `lse` is written. Nothing is
+allocated: scratch comes from `DecodeScratch`, made once for the largest batch.
 
-A split covers a fixed range of slots, so a token's result depends on `num_splits` and the configuration alone, not
-on the other tokens of the batch: with `num_splits` held fixed (`batch_invariant_splits`) the kernel is
-batch-invariant.
+A split covers a fixed range of slots, so a token's result depends on `num_splits` and the configuration
+alone, not on the other tokens of the batch: with `num_splits` held fixed (`BATCH_INVARIANT_SPLITS`) the
+kernel is batch-invariant.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def _merge_kernel(
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Persistent partial results: `partial` [tokens, splits, heads, 512] and `lse` [tokens, splits, heads], float32.
+    """Persistent partial results: `partial` [tokens, splits, heads, 512] and `lse` [tokens, splits, heads],
+    float32.
 
     One is made for the largest batch and reused by every launch of one stream, captured ones included.
     """
@@ -147,14 +148,16 @@ class DecodeScratch:
 
 
 def decode_config(row_format: RowFormat, heads: int, arch: str) -> LaunchConfig:
-    """The default configuration of the split kernel: the smallest head block that covers `heads` without waste."""
+    """The default configuration of the split kernel: the smallest head block that covers `heads` without
+    waste.
+    """
     block = 16 if heads <= 16 else 32 if heads <= 32 else 64
     return find_config("mla_decode", "mla_decode_split", f"{row_format.value}-h{block}", arch)
 
 
 def plan_splits(tokens: int, heads: int, top_k: int, config: LaunchConfig, num_sms: int = 132) -> int:
-    """Splits that fill the multiprocessors once: the largest power of two with at most `num_sms` programs, at least
-    1, at most one per block of rows. Depends on shapes alone, so it is fixed for a graph bucket."""
+    """Splits that fill the multiprocessors once: the largest power of two with at most `num_sms` programs, at
+    least 1, at most one per block of rows. Depends on shapes alone, so it is fixed for a graph bucket."""
     head_blocks = -(-heads // config.meta["BLOCK_HEADS"])
     blocks = -(-top_k // config.meta["BLOCK_ROWS"])
     room = max(1, min(num_sms // max(1, tokens * head_blocks), blocks, MAX_SPLITS))
@@ -169,7 +172,9 @@ def check_attention_arguments(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> tuple[RowFormat, torch.device]:
-    """The row format and the common device of an attention call; a `KernelInputError` for what breaks its contract."""
+    """The row format and the common device of an attention call; a `KernelInputError` for what breaks its
+    contract.
+    """
     row_format = row_format_of(rows)
     errors.check_dtype("q", q, torch.bfloat16)
     errors.check_shape("q", q, (None, None, WIDTH.value))
@@ -204,9 +209,10 @@ def sparse_mla_decode(
 ) -> None:
     """Enqueue attention of `q` over the rows that `slots` names, writing all of `out` and `lse`.
 
-    Shapes and types stand in the module's docstring. `scale` multiplies the scores (1/sqrt(192 + 64) for GLM-5).
-    `num_splits` comes from `plan_splits`, or is `BATCH_INVARIANT_SPLITS` for results independent of the batch.
-    Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is enqueued.
+    Shapes and types stand in the module's docstring. `scale` multiplies the scores (1/sqrt(192 + 64) for
+    GLM-5). `num_splits` comes from `plan_splits`, or is `BATCH_INVARIANT_SPLITS` for results independent of
+    the batch. Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything
+    is enqueued.
     """
     row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
     errors.check_same_device(q=q, scratch=scratch.partial)
@@ -216,8 +222,8 @@ def sparse_mla_decode(
     tokens, heads, _ = q.shape
     if not scratch.holds(tokens, heads, num_splits):
         raise errors.RangeError(
-            f"scratch holds {scratch.lse.numel()} partials; {tokens} tokens x {heads} heads x {num_splits} splits need "
-            f"{tokens * heads * num_splits}: make DecodeScratch for the largest batch"
+            f"scratch holds {scratch.lse.numel()} partials; {tokens} tokens x {heads} heads x {num_splits} "
+            f"splits need {tokens * heads * num_splits}: make DecodeScratch for the largest batch"
         )
     if tokens == 0:
         return

@@ -1,12 +1,13 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-"""Sparse MLA prefill: a chunk of tokens, each over its own selected rows, one program a token and block of heads.
+"""Sparse MLA prefill: a chunk of tokens, each over its own selected rows, one program a token and block of
+heads.
 
 Shapes are those of `mla_decode`, with `tokens` the tokens of the chunk. A chunk has programs enough without
-split-K, so there are no partial results and no scratch. A token that sees fewer rows than `top_k` has a smaller
-count, and its program does that much less.
+split-K, so there are no partial results and no scratch. A token that sees fewer rows than `top_k` has a
+smaller count, and its program does that much less.
 
-`sparse_mla_prefill_invariant` is the other way: decode's split kernel with fixed splits, slice by slice of the
-scratch. A token's result is then the same bits whether it was prefilled, verified or decoded.
+`sparse_mla_prefill_invariant` is the other way: decode's split kernel with fixed splits, slice by slice of
+the scratch. A token's result is then the same bits whether it was prefilled, verified or decoded.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def sparse_mla_prefill(
 ) -> None:
     """Enqueue attention of a chunk's tokens over the rows that `slots` names, writing all of `out` and `lse`.
 
-    Causality is the selection's: a token's slots name only rows it may see. Raises a `KernelInputError` before
-    anything is enqueued.
+    Causality is the selection's: a token's slots name only rows it may see. Raises a `KernelInputError`
+    before anything is enqueued.
     """
     row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
     tokens, heads, _ = q.shape
@@ -124,7 +125,8 @@ def sparse_mla_prefill_invariant(
 ) -> None:
     """As `sparse_mla_prefill`, bit for bit what `sparse_mla_decode` gives with `BATCH_INVARIANT_SPLITS`.
 
-    The chunk is served in slices that fit `scratch`. Raises `RangeError` when it does not hold even one token.
+    The chunk is served in slices that fit `scratch`. Raises `RangeError` when it does not hold even one
+    token.
     """
     tokens, heads, _ = q.shape
     slice_tokens = scratch.lse.numel() // (heads * BATCH_INVARIANT_SPLITS)

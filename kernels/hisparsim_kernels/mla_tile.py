@@ -3,11 +3,13 @@
 
 For head h and slot j with row k_j = (latent c_j of 512, rope r_j of 64):
     s_hj = scale * (q_h[:512] . c_j + q_h[512:] . r_j);   o_h = sum_j softmax(s_h)_j c_j
-Scores and the running softmax are float32 in base 2; probabilities are rounded to bf16 for the second product.
+Scores and the running softmax are float32 in base 2; probabilities are rounded to bf16 for the second
+product.
 
-Rows are read at `base + row * row_bytes` with 64-bit offsets. A slot of -1, or at or past the valid count, is not
-read at all (its lanes load zeros), so that NaN in unused rows cannot leak. A block whose slots are all invalid
-leaves the running maximum at -inf; the exponent is then taken against 0, which gives zeros and not NaN.
+Rows are read at `base + row * row_bytes` with 64-bit offsets. A slot of -1, or at or past the valid count, is
+not read at all (its lanes load zeros), so that NaN in unused rows cannot leak. A block whose slots are all
+invalid leaves the running maximum at -inf; the exponent is then taken against 0, which gives zeros and not
+NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ FP8_SCALES: tl.constexpr = tl.constexpr(4)
 
 @triton.jit
 def load_bf16_rows(rows_ptr, row, valid):
-    """Row ids [N] int64 -> latent [N, 512] bf16 and rope [N, 64] bf16; invalid rows are zeros and not read."""
+    """Row ids [N] int64 -> latent [N, 512] bf16 and rope [N, 64] bf16; invalid rows are zeros and not
+    read."""
     at = rows_ptr + row * WIDTH
     latent = tl.load(at[:, None] + tl.arange(0, LATENT)[None, :], mask=valid[:, None], other=0.0)
     rope = tl.load(at[:, None] + LATENT + tl.arange(0, ROPE)[None, :], mask=valid[:, None], other=0.0)
@@ -35,8 +38,8 @@ def load_bf16_rows(rows_ptr, row, valid):
 def load_fp8_rows(rows_ptr, row, valid, BLOCK_ROWS: tl.constexpr):
     """Row ids [N] int64 of 656-byte rows -> dequantised latent [N, 512] bf16 and rope [N, 64] bf16.
 
-    The four scales are loaded once a row and broadcast over their 128 columns through a 3-D view: loading them as
-    an [N, 512] gather spills.
+    The four scales are loaded once a row and broadcast over their 128 columns through a 3-D view: loading
+    them as an [N, 512] gather spills.
     """
     at = rows_ptr + row * FP8_ROW_BYTES
     codes_at = at.to(tl.pointer_type(tl.float8e4nv))[:, None] + tl.arange(0, LATENT)[None, :]

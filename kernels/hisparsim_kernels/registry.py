@@ -6,7 +6,8 @@ A kernel module `hisparsim_kernels.<name>` has
 * `AOT_CASES: tuple[AotCase, ...]`: for each kernel the jit function, the argument types and the constexprs
   that come from shapes. A case is compiled under the configuration named; its `meta` is merged in. Every
   configuration of the data file must be reached by at least one case (a test checks it);
-* `BENCH_CASES: tuple[BenchCase, ...]`: realistic sizes. Tensors are made in `prepare(device)`, not at import;
+* `BENCH_CASES: tuple[BenchCase, ...]` in the module itself or in `hisparsim_kernels.benchmarks.<name>`:
+  realistic sizes. Tensors are made in `prepare(device)`, not at import;
 * its name in `KERNEL_MODULES` below.
 
 Argument types are Triton's: "*bf16", "*fp32", "*fp8e4nv", "*i32", "*i64", "*i16", "*u8" pointers, "i32",
@@ -26,6 +27,7 @@ interpreter.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -91,10 +93,10 @@ class BenchRun:
     """
 
     run: Callable[[], None]
-    reference: Callable[[], None]
+    reference: Callable[[], object]
     moved_bytes: int
     flops: int = 0
-    torch_op: Callable[[], None] | None = None
+    torch_op: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,4 +126,9 @@ def aot_cases(names: tuple[str, ...] = KERNEL_MODULES) -> dict[str, tuple[AotCas
 
 def bench_cases(names: tuple[str, ...] = KERNEL_MODULES) -> tuple[BenchCase, ...]:
     """All benchmark cases, in the order of `KERNEL_MODULES`."""
-    return tuple(case for module in load_modules(names).values() for case in module.BENCH_CASES)
+    cases: list[BenchCase] = []
+    for name, module in load_modules(names).items():
+        cases += getattr(module, "BENCH_CASES", ())
+        if importlib.util.find_spec(f"hisparsim_kernels.benchmarks.{name}") is not None:
+            cases += importlib.import_module(f"hisparsim_kernels.benchmarks.{name}").BENCH_CASES
+    return tuple(cases)

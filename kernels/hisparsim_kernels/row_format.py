@@ -48,7 +48,7 @@ class RowFormat(Enum):
         return self.row_bytes // self.torch_dtype.itemsize
 
     def rows_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bytes [n, row_bytes] uint8 (a layer's part of the GPU pool) as the kernels take rows of this format."""
+        """Bytes [n, row_bytes] uint8 (a layer's part of the GPU pool) as the kernels take them."""
         errors.check_dtype("rows", rows, torch.uint8)
         errors.check_shape("rows", rows, (None, self.row_bytes))
         return rows.view(self.torch_dtype)

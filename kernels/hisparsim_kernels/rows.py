@@ -27,7 +27,7 @@ from hisparsim_kernels.mla_tile import (
     load_bf16_rows,
     load_fp8_rows,
 )
-from hisparsim_kernels.registry import AotCase, BenchCase, BenchRun, Roof
+from hisparsim_kernels.registry import AotCase
 from hisparsim_kernels.row_format import RowFormat, row_format_of
 
 
@@ -99,7 +99,8 @@ def write_rows(
     *,
     power_of_two_scales: bool = False,
 ) -> None:
-    """Enqueue packing of new tokens into `rows[slots]`; a slot of -1 writes nothing. Other rows stay untouched.
+    """Enqueue packing of new tokens into `rows[slots]`; a slot of -1 writes nothing. Other rows stay
+    untouched.
 
     For fp8_ds_mla the scale of a tile is its largest magnitude / 448, rounded up to a power of two when
     `power_of_two_scales` (what FlashMLA's own tests store). Raises a `KernelInputError` for a bad argument.
@@ -143,21 +144,6 @@ def read_rows(rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> Non
     _read_kernel[grid](rows, slots, out, out.shape[0], FP8=is_fp8, **config.launch_arguments())
 
 
-def _bench_write(row_format: RowFormat, tokens: int, device: torch.device) -> BenchRun:
-    from hisparsim_kernels.references import rows as reference
-
-    generator = torch.Generator(device=device).manual_seed(1)
-    latent = torch.randn(tokens, LATENT.value, device=device, generator=generator).bfloat16()
-    rope = torch.randn(tokens, ROPE.value, device=device, generator=generator).bfloat16()
-    pool = row_format.empty_pool(4 * tokens, device)
-    slots = torch.randperm(4 * tokens, device=device, generator=generator)[:tokens].int()
-    return BenchRun(
-        run=lambda: write_rows(latent, rope, slots, pool),
-        reference=lambda: reference.write_rows(latent, rope, slots, pool),
-        moved_bytes=tokens * (1152 + row_format.row_bytes),
-    )
-
-
 _POINTERS = {
     "latent_ptr": "*bf16",
     "rope_ptr": "*bf16",
@@ -183,14 +169,3 @@ def _aot_cases() -> tuple[AotCase, ...]:
 
 
 AOT_CASES = _aot_cases()
-BENCH_CASES = tuple(
-    BenchCase(
-        "write_rows",
-        f"{row_format.value} {tokens} tokens",
-        Roof.HBM,
-        lambda device, row_format=row_format, tokens=tokens: _bench_write(row_format, tokens, device),  # type: ignore[misc]
-        tiny=tokens <= 256,
-    )
-    for row_format in RowFormat
-    for tokens in (256, 32768)
-)

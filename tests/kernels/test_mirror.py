@@ -1,4 +1,4 @@
-"""The mirror of new rows to the host pool: exact copies, nothing else touched, and gather brings them back."""
+"""The mirror of new rows to the host pool: exact copies, nothing else touched, gather brings them back."""
 
 from __future__ import annotations
 

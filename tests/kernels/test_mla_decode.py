@@ -28,8 +28,8 @@ NUM_ROWS = 1500
 def make_pool(
     row_format: RowFormat, used: torch.Tensor, generator: torch.Generator, power_of_two_scales: bool = True
 ) -> torch.Tensor:
-    """A pool whose rows are NaN (0xFF bytes) except the used ones. With power-of-two scales a dequantised value is
-    exact in bf16, so that the reference sees what the kernel multiplies."""
+    """A pool whose rows are NaN (0xFF bytes) except the used ones. With power-of-two scales a dequantised
+    value is exact in bf16, so that the reference sees what the kernel multiplies."""
     pool = row_format.empty_pool(NUM_ROWS)
     pool.view(torch.uint8).fill_(0xFF)
     latent = torch.randn(len(used), 512, generator=generator) / 2

@@ -20,7 +20,8 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def chunk(row_format: RowFormat, heads: int, tokens: int = 9, top_k: int = 96) -> Inputs:
-    """A causal chunk from position 0: token i has min(i + 1, top_k) slots; the rows after the chunk are NaN."""
+    """A causal chunk from position 0: token i has min(i + 1, top_k) slots; the rows after the chunk are
+    NaN."""
     generator = torch.Generator().manual_seed(heads)
     pool = row_format.empty_pool(300)
     pool.view(torch.uint8).fill_(0xFF)

@@ -71,7 +71,7 @@ def test_fp8_rows_lose_at_most_one_part_in_sixteen_of_a_tiles_largest_value() ->
     back = reference.unpack(pool)
     tiles = latent.double().reshape(16, 4, 128)
     error = (back[:, :512].reshape(16, 4, 128) - tiles).abs()
-    # e4m3 keeps 3 bits after the leading one: half a step is 1/16 of the value, and 2^-10 of the scaled range below.
+    # e4m3 keeps 3 bits after the leading one: half a step is 1/16 of the value, or 2^-10 of the scale below.
     assert bool((error <= tiles.abs() / 16 + tiles.abs().amax(-1, keepdim=True) / 448 * 2.0**-10).all())
     assert torch.equal(back[:, 512:], rope.bfloat16().double())
 

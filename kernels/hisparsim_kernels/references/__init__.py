@@ -1,1 +1,2 @@
-"""Plain float64 torch references of the kernels, used by tests and benchmarks. Slow and obvious on purpose."""
+"""Plain float64 torch references of the kernels, used by tests and benchmarks. Slow and obvious on
+purpose."""

@@ -1,4 +1,5 @@
-"""Reference of the grouped expert GEMM, with the block scales applied in float64, and a quantiser for tests."""
+"""Reference of the grouped expert GEMM, with the block scales applied in float64, and a quantiser for
+tests."""
 
 from __future__ import annotations
 

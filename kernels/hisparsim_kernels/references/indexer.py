@@ -1,4 +1,4 @@
-"""Reference of the indexer: keys into pages and back, and logits, float64 over the values that the bytes hold."""
+"""Reference of the indexer: keys into pages and back, and logits, float64 over what the bytes hold."""
 
 from __future__ import annotations
 

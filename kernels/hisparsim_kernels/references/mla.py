@@ -11,8 +11,8 @@ from hisparsim_kernels.row_format import LATENT_COLUMNS
 def sparse_mla(
     q: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [tokens, heads, 576], rows of either format, slots [tokens, top_k], counts [tokens] -> out [tokens, heads,
-    512] and lse [tokens, heads] (natural logarithm), both float64. No valid slot: out 0, lse +inf."""
+    """q [tokens, heads, 576], rows of either format, slots [tokens, top_k], counts [tokens] -> out [tokens,
+    heads, 512] and lse [tokens, heads] (natural logarithm), both float64. No valid slot: out 0, lse +inf."""
     tokens, heads, _ = q.shape
     out = torch.zeros(tokens, heads, LATENT_COLUMNS, dtype=torch.float64)
     lse = torch.full((tokens, heads), float("inf"), dtype=torch.float64)
