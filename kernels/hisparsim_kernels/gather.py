@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from hisparsim_kernels.aot_types import integer_types
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.errors import (
@@ -129,20 +130,14 @@ def gather_rows(
     )  # fmt: skip
 
 
-_AOT_TYPES = {
-    "host_ptr": "*i32", "pool_ptr": "*i32", "miss_host_rows_ptr": "*i32", "miss_hot_rows_ptr": "*i32",
-    "num_misses_ptr": "*i32", "host_block_bytes": "i32", "first_host_layer": "i32", "first_pool_layer": "i32",
-    "max_misses": "i32",
-}  # fmt: skip
-
-
 def _aot_cases() -> tuple[AotCase, ...]:
     cases: list[AotCase] = []
     for row_bytes, num_layers in ((128, 1), (656, 1), (656, 4), (1152, 4), (4096, 1)):
         for host, host_type in (("tensor", "*i32"), ("address", "i64")):
             cases.append(
                 AotCase(
-                    "gather_rows", "default", gather_rows_kernel, _AOT_TYPES | {"host_ptr": host_type},
+                    "gather_rows", "default", gather_rows_kernel,
+                    integer_types(gather_rows_kernel, {"host_ptr": host_type}),
                     {"ROW_BYTES": row_bytes, "NUM_LAYERS": num_layers, "PAGE": 64},
                     divisible_by_16=frozenset({"host_ptr", "host_block_bytes"}),
                     shape=f"{row_bytes}B_x{num_layers}_{host}",

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from hisparsim_kernels.aot_types import integer_types
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.errors import (
@@ -200,25 +201,16 @@ def stage_pages(
     )  # fmt: skip
 
 
-_AOT_TYPES = {
-    f"{name}_ptr": "*i32"
-    for name in (
-        "host", "pool", "blocks", "host_blocks", "groups", "num_pages", "first_layers", "num_layers",
-        "staged",
-    )
-}  # fmt: skip
-
-
 def _aot_cases() -> tuple[AotCase, ...]:
     cases: list[AotCase] = []
     aligned = frozenset({"host_ptr", "block_bytes", "host_block_bytes"})
     for row_bytes in (656, 1152):
         page = {"PAGE_BYTES": 64 * row_bytes}
         for host, host_type in (("tensor", "*i32"), ("address", "i64")):
-            types = _AOT_TYPES | {"host_ptr": host_type}
+            types = {"host_ptr": host_type}
             cases.extend(
                 AotCase(
-                    "copy_pages", "default", copy_pages_kernel, types,
+                    "copy_pages", "default", copy_pages_kernel, integer_types(copy_pages_kernel, types),
                     page | {"MAX_LAYERS": 4, "TO_HOST": to_host},
                     divisible_by_16=aligned,
                     shape=f"{row_bytes}B_{'to_host' if to_host else 'to_gpu'}_{host}",
@@ -227,7 +219,8 @@ def _aot_cases() -> tuple[AotCase, ...]:
             )  # fmt: skip
             cases.append(
                 AotCase(
-                    "stage_pages", "default", stage_pages_kernel, types, page,
+                    "stage_pages", "default", stage_pages_kernel, integer_types(stage_pages_kernel, types),
+                    page,
                     divisible_by_16=aligned, shape=f"{row_bytes}B_{host}",
                 )
             )  # fmt: skip

@@ -43,6 +43,7 @@ import torch
 import triton
 import triton.language as tl
 
+from hisparsim_kernels.aot_types import integer_types
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.hot_state import HotState, host_renew_kernel, hot_reset_kernel
@@ -290,18 +291,7 @@ def resolve(
     )  # fmt: skip
 
 
-_AOT_TYPES = {
-    name: "*i16" for name in ("lru_ptr", "first_entry_ptr", "entry_slots_ptr", "evictable_ptr", "hits_ptr")
-}
-_AOT_TYPES |= {
-    f"{name}_ptr": "*i32"
-    for name in (
-        "selection", "lengths", "request_slots", "resident_blocks", "host_blocks", "hot_blocks",
-        "host_generations",
-        "positions", "generations", "wanted", "counts", "rows", "extents", "stats", "miss_host_rows",
-        "miss_hot_rows", "num_misses", "blocks", "clock",
-    )
-}  # fmt: skip
+_AOT_TYPES = {f"{name}_ptr": "*i16" for name in ("lru", "first_entry", "entry_slots", "evictable", "hits")}
 
 
 def _aot_cases() -> tuple[AotCase, ...]:
@@ -318,14 +308,18 @@ def _aot_cases() -> tuple[AotCase, ...]:
                 constants["BATCH_PADDED"] = 256
             cases.append(
                 AotCase(
-                    f"resolve_{part}", config, fn, _AOT_TYPES, constants,
+                    f"resolve_{part}", config, fn, integer_types(fn, _AOT_TYPES), constants,
                     divisible_by_16=frozenset({"max_tokens", "hot_rows", "rows_per_block"}), shape=shape,
                 )
             )  # fmt: skip
     reset = AotCase(
-        "hot_reset", "default", hot_reset_kernel, _AOT_TYPES, divisible_by_16=frozenset({"hot_rows"})
+        "hot_reset",
+        "default",
+        hot_reset_kernel,
+        integer_types(hot_reset_kernel, _AOT_TYPES),
+        divisible_by_16=frozenset({"hot_rows"}),
     )
-    renew = AotCase("host_renew", "default", host_renew_kernel, _AOT_TYPES)
+    renew = AotCase("host_renew", "default", host_renew_kernel, integer_types(host_renew_kernel))
     return (*cases, reset, renew)
 
 

@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from hisparsim_kernels.aot_types import integer_types
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.errors import (
@@ -274,11 +275,7 @@ def topk(
     return indices, counts
 
 
-_AOT_TYPES = {
-    "logits_ptr": "*fp32", "lengths_ptr": "*i32", "hist_ptr": "*i32", "state_ptr": "*i32",
-    "greater_ptr": "*i32",
-    "indices_ptr": "*i32", "counts_ptr": "*i32", "logits_stride": "i32", "max_len": "i32",
-}  # fmt: skip
+_AOT_TYPES = {"logits_ptr": "*fp32"}
 
 
 def _aot_cases() -> tuple[AotCase, ...]:
@@ -287,7 +284,8 @@ def _aot_cases() -> tuple[AotCase, ...]:
         for radix_pass, query_len in ((0, 1), (1, 1), (3, 4)):
             cases.append(
                 AotCase(
-                    "topk_histogram", name, topk_histogram_kernel, _AOT_TYPES,
+                    "topk_histogram", name, topk_histogram_kernel,
+                    integer_types(topk_histogram_kernel, _AOT_TYPES),
                     {"K": 2048, "QUERY_LEN": query_len, "PASS": radix_pass},
                     divisible_by_16=frozenset({"logits_stride", "max_len"}),
                     shape=f"pass{radix_pass}",
@@ -295,7 +293,7 @@ def _aot_cases() -> tuple[AotCase, ...]:
             )  # fmt: skip
         cases.append(
             AotCase(
-                "topk_write", name, topk_write_kernel, _AOT_TYPES,
+                "topk_write", name, topk_write_kernel, integer_types(topk_write_kernel, _AOT_TYPES),
                 {"K": 2048, "K_PADDED": 2048, "QUERY_LEN": 4},
                 divisible_by_16=frozenset({"logits_stride", "max_len"}),
             )
