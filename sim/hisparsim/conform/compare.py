@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hisparsim.conform.workload import LoggedWorkload
@@ -60,7 +61,7 @@ def run_conformance(log: LoggedWorkload, *, check: bool = False) -> Conformance:
     recent: deque[Action] = deque(maxlen=12)
     own_rows: list[dict[str, int]] = []
     started = time.perf_counter()
-    steps = lockstep(core, log.users(), log.lags, accepted=_acceptance(log), check=check)
+    steps = lockstep(core, log.users(), log.lags, accepted=_acceptance(log), check=check, max_steps=len(log.rows) + 1)
     for step in steps:
         row = log_row(core, step)
         own_rows.append(row)
@@ -126,12 +127,20 @@ def _readable(request: Request) -> bool:
     return ledger is not None and ledger.num_readable == ledger.num_pages
 
 
-def _acceptance(log: LoggedWorkload):  # type: ignore[no-untyped-def]
+def _acceptance(log: LoggedWorkload) -> Callable[[Request, int], int] | None:
+    """Accepted drafts by the log's pattern: each request walks through it, one entry a verifying step."""
     drafts = log.workload.get("mtp") or 0
     if not drafts:
         return None
-    pattern = log.workload.get("accept") or [drafts]
-    return lambda plan_id, request: 1 + min(pattern[plan_id % len(pattern)], drafts)
+    pattern: list[int] = log.workload.get("accept") or [drafts]
+    steps: Counter[int] = Counter()
+
+    def accepted(request: Request, num_drafts: int) -> int:
+        step = steps[request.request_id]
+        steps[request.request_id] += 1
+        return min(pattern[step % len(pattern)], num_drafts)
+
+    return accepted
 
 
 def _totals(log: LoggedWorkload, own: list[dict[str, int]]) -> dict[str, tuple[int, int]]:

@@ -66,6 +66,11 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - 1 - self.num_free
 
+    @property
+    def num_keyed_free(self) -> int:
+        """Free blocks whose content can still be found."""
+        return int(np.count_nonzero((self.key != NO_KEY) & (self.ref == 0)))
+
     # -- the queue --------------------------------------------------------------------------------
 
     def _append(self, blocks: IntArray) -> None:

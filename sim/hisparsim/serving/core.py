@@ -160,6 +160,15 @@ class ServingCore:
     def num_alive(self) -> int:
         return len(self.requests)
 
+    def drafts_to_verify(self, plan_id: int) -> list[tuple[Request, int]]:
+        """Live requests whose drafts a plan in flight verifies, and how many. Changes nothing."""
+        plan = next(plan for plan in self._plans if plan.plan_id == plan_id)
+        return [
+            (request, drafts)
+            for request, drafts in zip(plan.requests, plan.drafts, strict=True)
+            if drafts and request.request_id in self.requests
+        ]
+
     def wedged(self) -> Wedged:
         """The error to raise when ``plan()`` is idle and nothing will ever change that."""
         head = self.waiting[0] if self.waiting else self.running[0]
@@ -206,6 +215,8 @@ class ServingCore:
         while index < len(running) and budget > 0:
             request = running[index]
             index += 1
+            if request.ledger.paused:  # type: ignore[union-attr]
+                continue  # a transfer comes first
             computed, placeholders = request.computed, request.placeholders
             if placeholders and computed + 2 - placeholders >= request.end_tokens:
                 continue  # every token that was asked for is under way
@@ -261,6 +272,10 @@ class ServingCore:
     def _admit_waiting(self, chosen: list[Request], counts: list[int], budget: int) -> None:
         notes, limits, waiting = self.notes, self.limits, self.waiting
         skipped: list[Request] = []
+        # A request of which only one token is missing joins a batch of decodes with drafts of no content, so
+        # that the batch stays uniform.
+        pads = limits.draft_tokens > 0 and not any(request.prefilling for request in chosen)
+        decodes_run = bool(chosen)
         while waiting:
             if budget <= 0:
                 notes.blocked_by = "token_budget"
@@ -275,9 +290,9 @@ class ServingCore:
             if request.stale:
                 skipped.append(waiting.popleft())  # output of before the preemption is still to come
                 continue
-            loading, count = self._try_admit(request, budget)
+            loading, count = self._try_admit(request, budget, pads=pads, decodes_run=decodes_run)
             if count is None:
-                notes.blocked_by = self.policy.blocked_by or "gpu_blocks"
+                notes.blocked_by = self.policy.blocked_by or "token_budget"
                 break
             waiting.popleft()
             if loading:
@@ -292,7 +307,9 @@ class ServingCore:
             notes.blocked_by = notes.blocked_by or "loading"
             waiting.extendleft(reversed(skipped))
 
-    def _try_admit(self, request: Request, budget: int) -> tuple[bool, int | None]:
+    def _try_admit(
+        self, request: Request, budget: int, *, pads: bool, decodes_run: bool
+    ) -> tuple[bool, int | None]:
         """Memory for a waiting request: (it must load first, tokens to compute now or None)."""
         policy = self.policy
         fresh = request.computed == 0
@@ -300,6 +317,14 @@ class ServingCore:
         start = hit.tokens if hit is not None else request.computed
         loads = hit is not None and hit.loaded_tokens > 0
         count = 0 if loads else min(request.known - start, budget)
+        drafts = self.limits.draft_tokens
+        padded = pads and request.known - start == 1 and not loads and (decodes_run or start > 0)
+        if padded and start + drafts + 2 <= self.limits.max_model_len:
+            count += drafts
+            if count > budget:
+                return False, None
+        else:
+            padded = False
         reserve = self.limits.watermark_blocks if self.running else 0
         if loads:
             reserve += sum(policy.remaining_blocks(other) for other in self._prefilling.values())
@@ -315,6 +340,7 @@ class ServingCore:
         elif not policy.extend(request, count):
             return False, None
         request.computed = start
+        request.drafts = drafts if padded else 0
         if loads:
             assert hit is not None
             request.status = Status.LOADING
@@ -333,6 +359,7 @@ class ServingCore:
         if request.request_id not in self._loaded:
             return False
         self._loaded.discard(request.request_id)
+        self.policy.loaded(request)
         self.policy.seal(request, request.computed)
         if request.computed == request.known:
             request.computed -= 1  # the last prompt token is always computed, its logits are needed

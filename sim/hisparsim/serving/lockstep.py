@@ -59,19 +59,22 @@ def lockstep(
     users: Users,
     lags: Lags,
     *,
-    accepted: Callable[[int, Request], int] | None = None,
+    accepted: Callable[[Request, int], int] | None = None,
     on_complete: Callable[[StepPlan, Completion], None] | None = None,
     check: bool = False,
+    max_steps: int | None = None,
 ) -> Iterator[LockstepStep]:
-    """Run until nobody is left, yielding each step.
+    """Run until nobody is left and no transfer is under way, yielding each step.
 
     Args:
-        accepted: tokens that a speculative step yields, by plan id and request; 1 without it.
+        accepted: how many of so many drafts of a request a speculative step accepts; none without it. Called
+            once for each step that verifies drafts of the request, in the order of its steps.
         on_complete: called with each completed plan and what it produced.
         check: run the conservation laws after each plan.
+        max_steps: stop after so many steps; a core that is stuck idles until then instead of raising.
 
     Raises:
-        Wedged: nothing can move any more.
+        Wedged: nothing can move any more (only without ``max_steps``).
         LawBroken: with ``check``.
     """
     depth = core.limits.async_depth
@@ -81,40 +84,40 @@ def lockstep(
     for spec in users.first():
         core.submit(spec)
     index = 0
-    fruitless = 0
     finish_to_tell = False
-    while core.num_alive or queue or finish_to_tell:
-        if core.num_alive or finish_to_tell:
+    while core.num_alive or queue or finish_to_tell or news:
+        if max_steps is not None and index == max_steps:
+            return
+        if core.num_alive or finish_to_tell or news:
+            stuck = not (core.plans_in_flight or finish_to_tell or news or loads)
             finish_to_tell = False
             plan = core.plan()
             if check:
                 core.check()
             yield LockstepStep(index, plan, core.policy.census(core.running), core.num_finished)
-            queue.append((index, plan))
             if isinstance(plan, StepPlan):
-                fruitless = 0
                 _schedule_transfers(plan, index, lags, news, loads)
+            elif stuck and not core.notes.preemptions and max_steps is None:
+                raise core.wedged()
+            queue.append((index, plan))
             index += 1
-            if isinstance(plan, StepPlan) and len(queue) < depth:
+            if len(queue) < depth and (core.num_alive or news):
                 continue
-        fruitless += 1
         done_index, done = queue.popleft()
+        finished: list[Request] = []
         if isinstance(done, StepPlan):
             completion = core.complete(done.plan_id, _outcome(core, done, accepted))
             if on_complete is not None:
                 on_complete(done, completion)
-        else:
-            completion = Completion()
+            finished = completion.finished
         core.notify(news.pop(done_index, []))
         for request_id in loads.pop(done_index, []):
             core.loaded(request_id)
-        for request in completion.finished:
+        for request in finished:
             finish_to_tell = True
             follower = users.after(request.request_id)
             if follower is not None:
                 core.submit(follower)
-        if fruitless > 2 * depth and not news and not loads and not core.plans_in_flight and core.num_alive:
-            raise core.wedged()
 
 
 def _schedule_transfers(
@@ -134,13 +137,12 @@ def _schedule_transfers(
             loads.setdefault(index + lags.loaded, []).append(action.request_id)
 
 
-def _outcome(core: ServingCore, plan: StepPlan, accepted: Callable[[int, Request], int] | None) -> Outcome:
+def _outcome(core: ServingCore, plan: StepPlan, accepted: Callable[[Request, int], int] | None) -> Outcome:
     if accepted is None:
         return Outcome()
     return Outcome(
         {
-            request_id: accepted(plan.plan_id, core.requests[request_id])
-            for request_id in plan.decodes.request_ids
-            if request_id in core.requests
+            request.request_id: 1 + accepted(request, drafts)
+            for request, drafts in core.drafts_to_verify(plan.plan_id)
         }
     )

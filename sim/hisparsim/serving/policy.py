@@ -45,13 +45,15 @@ class PolicyError(ValueError):
 class RequestLedger:
     """What a policy keeps about a request that holds memory. Policies add their own fields."""
 
-    __slots__ = ("num_pages", "num_readable", "wants_more")
+    __slots__ = ("num_pages", "num_readable", "paused", "wants_more")
 
     def __init__(self) -> None:
         self.num_pages = 0
         """Pages allocated."""
         self.num_readable = 0
         """Pages readable on the GPU (or about to be written there)."""
+        self.paused = False
+        """The request may not be scheduled until a transfer is done."""
         self.wants_more = False
         """The next scheduling pass must call ``extend`` even if the slots suffice (a lease is due)."""
 
@@ -171,6 +173,9 @@ class ResidencyPolicy(ABC):
 
     def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
         """Residency work after scheduling. Pairs give the tokens computed and known once the step is done."""
+
+    def loaded(self, request: Request) -> None:  # noqa: B027
+        """The load that a request waited for is complete; its pages hold their content."""
 
     @abstractmethod
     def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:

@@ -12,7 +12,11 @@ from hisparsim.serving.policy import PolicyError, ResidencyPolicy
 
 POLICIES: dict[str, str] = {
     "gpu-only": "hisparsim.serving.policies.gpu_only:GpuOnly",
+    "prefix-offload": "hisparsim.serving.policies.prefix_offload:PrefixOffload",
+    "host-resident": "hisparsim.serving.policies.host_resident:HostResident",
     "hybrid": "hisparsim.serving.policies.hybrid:Hybrid",
+    "never-admit": "hisparsim.serving.policies.never_admit:NeverAdmit",
+    "thrash": "hisparsim.serving.policies.thrash:Thrash",
 }
 """Name -> ``module:class``; imported when asked for."""
 

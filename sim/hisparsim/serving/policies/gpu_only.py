@@ -7,6 +7,7 @@ until the block is needed; a preempted request computes its context again, less 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class GpuLedger(RequestLedger):
 class GpuOnly(ResidencyPolicy):
     name = "gpu-only"
     summary = "all KV on the GPU, GPU prefix cache, preemption recomputes"
+    ledger_class: ClassVar[type[GpuLedger]] = GpuLedger
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -70,17 +72,21 @@ class GpuOnly(ResidencyPolicy):
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
         limits, pool = self.limits, self.pool
-        cached = hit.blocks[0] if hit.blocks else _NONE
+        cached = hit.blocks[0] if hit.tokens else _NONE
         evictable = pool.num_free_among(cached) if len(cached) else 0
         prompt_pages = limits.pages(min(request.known, limits.max_model_len))
         if prompt_pages - len(cached) + evictable + reserve > pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False  # the whole prompt is reserved for, not only its first chunk
-        pages = self._slots(hit.tokens + num_tokens)
+        if hit.loaded_tokens:
+            pages = limits.pages(hit.tokens + hit.loaded_tokens)
+        else:
+            pages = self._slots(hit.tokens + num_tokens)
         if pages - len(cached) + evictable + reserve > pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
-        ledger = GpuLedger(limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2)
+        capacity = limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2
+        ledger = self.ledger_class(capacity)
         request.ledger = ledger
         if len(cached):
             pool.touch(cached)
@@ -150,12 +156,12 @@ class GpuOnly(ResidencyPolicy):
             if ledger.num_pages < self.limits.pages(request.computed):
                 raise LawBroken(f"L3: {request!r} computed more than its {ledger.num_pages} pages hold")
             held[ledger.blocks[: ledger.num_pages]] += 1
-        loading = self._held_elsewhere()
-        held[loading] += 1
+        for blocks in self._held_elsewhere():
+            held[blocks] += 1
         if np.any(held != self.pool.ref):
             block = int(np.nonzero(held != self.pool.ref)[0][0])
             raise LawBroken(f"L1: block {block} is in {held[block]} tables, counted {self.pool.ref[block]}")
 
-    def _held_elsewhere(self) -> IntArray:
+    def _held_elsewhere(self) -> list[IntArray]:
         """Blocks held by something else than a running request."""
-        return _NONE
+        return []

@@ -152,16 +152,20 @@ class Hybrid(ResidencyPolicy):
     # -- queries ----------------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> PrefixHit:
-        """A prefix counts as far as both the host tier and the GPU's indexer pages still hold it."""
+        """A prefix counts as far as both the host tier and the GPU's indexer pages still hold it.
+
+        With speculation its last page is computed again: the drafter needs the hidden states there.
+        """
         if not self.limits.prefix_caching or request.page_keys is None:
             return NO_HIT
-        keys = request.keys((request.known - 1) // self.limits.page_tokens)
+        drafting = self.limits.draft_tokens > 0
+        keys = request.keys((request.known - (not drafting)) // self.limits.page_tokens)
         host = self.host.find_prefix(keys)
         index = self.pool.find_prefix(keys[: len(host)])
-        if not index:
+        pages = len(index) - drafting
+        if pages <= 0:
             return NO_HIT
-        pages = len(index)
-        blocks = (np.array(host[:pages], np.int32), np.array(index, np.int32))
+        blocks = (np.array(host[:pages], np.int32), np.array(index[:pages], np.int32))
         return PrefixHit(pages * self.limits.page_tokens, 0, blocks)
 
     def may_wait(self) -> bool:
