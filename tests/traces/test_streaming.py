@@ -1,0 +1,94 @@
+"""Figures taken in a stream equal those of the trace in memory; large files stay fast and small in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hisparsim_traces import TraceError, load
+from hisparsim_traces.formats import FORMATS
+from hisparsim_traces.loading import apply_zero_tokens
+from hisparsim_traces.statistics import trace_info
+from hisparsim_traces.streaming import stream_info
+
+
+def write_rows(path: Path, n: int, seed: int, *, disorder: bool = False) -> Path:
+    rng = np.random.default_rng(seed)
+    time_s = np.cumsum(rng.exponential(0.7, n) * (rng.random(n) < 0.8))
+    if disorder:
+        time_s = np.concatenate([time_s[n // 2 :], time_s[: n // 2]])
+    inputs, outputs = rng.integers(0, 40_000, n), rng.integers(0, 30, n)
+    inputs[rng.random(n) < 0.001] = 3_000_000
+    with path.open("w") as file:
+        file.write("arrival_s,input_tokens,output_tokens\n")
+        for row in zip(time_s.tolist(), inputs.tolist(), outputs.tolist(), strict=True):
+            file.write("%.6f,%d,%d\n" % row)
+            if rng.random() < 0.001:
+                file.write("x,1\n\n")
+    return path
+
+
+@pytest.mark.parametrize("disorder", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3, 5000, 120_000])
+def test_a_stream_gives_the_same_figures_as_memory(tmp_path: Path, n: int, disorder: bool) -> None:
+    path = write_rows(tmp_path / "a.csv", n, seed=n + 5, disorder=disorder)
+    recorded = load(path, zero_tokens="keep")
+    memory = trace_info(recorded, apply_zero_tokens(recorded, "drop", False, path))
+    stream = stream_info(path, FORMATS["csv"])
+    assert stream.keys() == memory.keys()
+    for key, value in memory.items():
+        if isinstance(value, float) or key == "burstiness":
+            assert stream[key] == pytest.approx(value, rel=1e-9), key
+        elif key in ("input_tokens", "output_tokens", "kept"):
+            assert stream[key] == pytest.approx(value, rel=1e-12), key
+        else:
+            assert stream[key] == value, key
+
+
+def test_strict_streams_refuse_the_first_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n1,0,0\n")
+    with pytest.raises(TraceError, match=r"a\.csv:3: zero input and output"):
+        stream_info(path, FORMATS["csv"], strict=True)
+
+
+@pytest.mark.slow
+def test_two_million_rows_take_little_memory_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "big.csv"
+    rng = np.random.default_rng(0)
+    block = "".join("%d,%d,%d\n" % (k, *rng.integers(1, 8000, 2)) for k in range(100_000))
+    with path.open("w") as file:
+        file.write("arrival_s,input_tokens,output_tokens\n")
+        for _ in range(20):
+            file.write(block)
+    script = (
+        "import resource, sys; from hisparsim_traces.statistics import file_info;"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "rows = file_info(sys.argv[1])['rows_read'];"
+        "print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    )
+    rows, mib = map(int, done.stdout.split())
+    assert rows == 2_000_000
+    assert mib < 300
+    assert rows / (time.perf_counter() - start) > 200_000
+
+
+def test_a_limit_reads_no_further(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", 50_000, seed=1)
+    with path.open("a") as file:
+        file.write("not,a,row\n" * 100)
+    start = load(path, limit=25)
+    whole = load(path)
+    assert start.num_requests == 25
+    assert start.loading.rows_read < 60
+    assert start.input_tokens.tolist() == whole.input_tokens[:25].tolist()
+    assert start.loading.rows_read == start.loading.rows_kept + sum(start.loading.rows_dropped.values())
