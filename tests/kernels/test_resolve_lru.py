@@ -18,6 +18,7 @@ import triton.runtime.interpreter as triton_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hisparsim_kernels import residency_check
 from hisparsim_kernels.configs import LaunchConfig
 from hisparsim_kernels.gather import gather_rows
 from hisparsim_kernels.hot_state import HostGenerations, HotStates, renew_host_blocks, reset_requests
@@ -25,6 +26,7 @@ from hisparsim_kernels.interpreter import permuted_programs
 from hisparsim_kernels.page_layout import PageLayout
 from hisparsim_kernels.references.gather import host_row, pool_row
 from hisparsim_kernels.references.lru import HostRow, SequentialHotBuffer
+from hisparsim_kernels.residency_check import check_residency
 from hisparsim_kernels.resolve import resolve
 from hisparsim_kernels.resolve_buffers import ResidencyTables, ResolvePlan, ResolveScratch
 
@@ -341,3 +343,13 @@ def test_speculation_of_three_tokens_at_true_size_agrees_with_the_model() -> Non
         world.step(0)
         world.disturb(0)
     assert world.num_hits > 5000 and world.num_misses > 5000
+
+
+def test_the_check_for_a_gpu_passes_in_the_interpreter_and_says_what_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed, detail = check_residency(torch.device("cpu"))
+    assert passed, detail
+    monkeypatch.setattr(residency_check, "gather_rows", lambda *args, **kwargs: None)
+    passed, detail = check_residency(torch.device("cpu"))
+    assert not passed and "bytes of hot rows in layer 0" in detail
