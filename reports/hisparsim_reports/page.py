@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hisparsim.results import RunResult
-from hisparsim.results.metrics import compute_metrics
+from hisparsim.results.metrics import Metrics, compute_metrics
 
 from .errors import ReportError
 from .figures import Figure, draw_all
@@ -71,16 +71,22 @@ def render_page(runs: Sequence[RunResult], figures: Sequence[Figure]) -> str:
         colours={run.policy: policy_colour(run.policy) for run in runs},
         figures=shown,
         tables=[table for table in tables if table is not None],
-        steady=[
-            (run.policy, m.steady_state.verdict.value, m.steady_state.reason)
-            for run, m in zip(runs, metrics, strict=True)
-        ],
+        steady=steadiness(runs, metrics),
         notes=[(run.policy, note) for run in runs for note in run.summary.get("notes", ())],
         summaries=summary_table(runs),
         settings=setting_rows(runs[0].scenario),
         differing=differing_settings(runs),
         traces=[[(key, plain(value)) for key, value in trace.items()] for trace in traces.values()],
     )
+
+
+def steadiness(runs: Sequence[RunResult], metrics: Sequence[Metrics]) -> list[tuple[str, str]]:
+    """Query: (policies, verdict with its reason), policies of one verdict together."""
+    grouped: dict[str, list[str]] = {}
+    for run, m in zip(runs, metrics, strict=True):
+        told = f"{m.steady_state.verdict.value} ({m.steady_state.reason})"
+        grouped.setdefault(told, []).append(run.policy)
+    return [(", ".join(policies), told) for told, policies in grouped.items()]
 
 
 def setting_rows(scenario: Mapping[str, Any]) -> list[SettingRow]:

@@ -12,11 +12,12 @@ from hisparsim.results import RunResult
 
 from ..numbers import three_digits
 from .multiples import Layer, draw_stacks
+from .style import smoothed
 
 TITLE = "PCIe traffic of one GPU"
 CAPTION = (
     "Bytes moved between host and GPU memory, with the mean over the run and what the link can carry. "
-    "Policies that move none are left out."
+    "Smoothed over some hundredths of the run; policies that move none are left out."
 )
 _WAYS = (("h2d_bytes", "host to GPU", "#D55E00"), ("d2h_bytes", "GPU to host", "#009E73"))
 
@@ -28,7 +29,7 @@ def draw(runs: Sequence[RunResult]) -> Any:
 
 def _layers(_: RunResult, line: Mapping[str, NDArray[np.float64]]) -> list[Layer]:
     layers = [
-        Layer(name, colour, line[column] / np.maximum(line["width_s"], 1e-12) / 1e9)
+        Layer(name, colour, smoothed(line[column] / np.maximum(line["width_s"], 1e-12) / 1e9, 5))
         for column, name, colour in _WAYS
         if column in line
     ]
