@@ -30,6 +30,7 @@ class TransferDesk:
         self._store = store
         self._news: dict[int, list[TransferUpdate]] = {}  # plan -> reported with its output
         self._arrived: list[tuple[int, int, int | None]] = []  # (time, transfer, request it loads)
+        self._flying: list[simpy.Event] = []
         self.num_flows = 0
         """Flows under way or not yet reported."""
         self.h2d_bytes = 0
@@ -40,28 +41,40 @@ class TransferDesk:
         """Whether something is still to be reported."""
         return bool(self._news or self.num_flows)
 
+    def flows(self) -> list[simpy.Event]:
+        """Events of the flows that are still moving."""
+        self._flying = [event for event in self._flying if not event.processed]
+        return self._flying
+
     def start(self, plan: StepPlan) -> None:
-        """Start a plan's transfers: its step begins now."""
+        """A plan's step begins now: loads start, mirrored pages will be durable when it has ended."""
         for action in plan.actions:
             if isinstance(action, WriteBack):
                 enqueued = TransferUpdate(action.transfer_id, TransferPhase.ENQUEUED)
                 self._news.setdefault(plan.plan_id + 1, []).append(enqueued)
                 if action.num_bytes:
-                    self.d2h_bytes += action.num_bytes
-                    self._flow(action.num_bytes, self._store, action.transfer_id, None)
+                    self.num_flows += 1
                 else:
                     done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
                     self._news.setdefault(plan.plan_id + MIRRORED_LAG, []).append(done)
             elif isinstance(action, Load):
+                self.num_flows += 1
                 self.h2d_bytes += action.num_bytes
                 self._flow(action.num_bytes, TransferKind.RESTORE, action.transfer_id, action.request_id)
 
+    def end(self, plan: StepPlan) -> None:
+        """A plan's step has ended: the rows that it computed can be copied."""
+        for action in plan.actions:
+            if isinstance(action, WriteBack) and action.num_bytes:
+                self.d2h_bytes += action.num_bytes
+                self._flow(action.num_bytes, self._store, action.transfer_id, None)
+
     def _flow(self, num_bytes: int, kind: TransferKind, transfer_id: int, request_id: int | None) -> None:
-        self.num_flows += 1
         event = self.link.transfer(num_bytes, kind)
+        self._flying.append(event)
         callbacks = event.callbacks
         assert callbacks is not None
-        callbacks.append(lambda _event: self._arrived.append((self.env.now, transfer_id, request_id)))
+        callbacks.append(lambda _event: self._arrived.append((int(self.env.now), transfer_id, request_id)))
 
     def report(self, plan_id: int, started_ns: int) -> None:
         """A step that started then has ended: tell the core what its worker saw."""

@@ -56,7 +56,7 @@ class World:
 
     def take_arrivals(self) -> None:
         """Submit who has arrived by now: a turn where its conversation is, others where least is to do."""
-        now = self.env.now
+        now = int(self.env.now)
         due_ns = self.arrivals.next_ns()
         while due_ns is not None and due_ns <= now:
             for row in self.arrivals.due(now):
@@ -83,7 +83,7 @@ class World:
 
     def finish(self, replica: Replica, completion: Completion) -> None:
         """Requests left the engine at this instant."""
-        now = self.env.now
+        now = int(self.env.now)
         for request in completion.finished:
             replica.alive_tokens -= request.end_tokens
             self.arrivals.finished(request.request_id, now, RequestStatus.FINISHED)
@@ -96,14 +96,15 @@ class World:
         if self._wake is not None and not self._wake.triggered:
             self._wake.succeed()
 
-    def idle(self) -> simpy.Event:
-        """The event that ends an idle wait: the next arrival, or somebody's call."""
+    def idle(self, replicas: list[Replica]) -> simpy.Event:
+        """The event that ends an idle wait: the next arrival, a transfer's end, or somebody's call."""
         if self._wake is None or self._wake.triggered:
             self._wake = self.env.event()
+        events = [self._wake, *(event for replica in replicas for event in replica.desk.flows())]
         next_ns = self.arrivals.next_ns()
-        if next_ns is None:
-            return self._wake
-        return self.env.any_of([self._wake, self.env.timeout(max(next_ns - self.env.now, 0))])
+        if next_ns is not None:
+            events.append(self.env.timeout(max(next_ns - int(self.env.now), 0)))
+        return self.env.any_of(events)
 
 
 class Gang:
@@ -127,9 +128,9 @@ class Gang:
                     continue
                 if not self._anything_to_come():
                     return
-                yield world.idle()
+                yield world.idle(self.replicas)
                 continue
-            started_ns = env.now
+            started_ns = int(env.now)
             plans = [self._take_plan(replica) for replica in active]
             duration_ns, costs, missed = self._price(active, [plan for plan, _ in plans])
             for replica, (plan, _) in zip(active, plans, strict=True):
@@ -191,7 +192,8 @@ class Gang:
                 }
             )
         completion = replica.core.complete(plan.plan_id, outcome)
-        world.clock.tokens(completion, world.env.now)
+        replica.desk.end(plan)
+        world.clock.tokens(completion, int(world.env.now))
         replica.desk.report(plan.plan_id, started_ns)
         if completion.finished:
             world.finish(replica, completion)
