@@ -1,7 +1,7 @@
 """Resolve and gather on a device against the sequential LRU model: the residency part of the GPU checks.
 
 On a GPU each step is a replay of one captured graph, with every input changed in place; the model runs on the
-host. Order of slots, places and the bytes of every hot row must be equal. What only a GPU can show is in here:
+host. Order of slots, places and the bytes of every hot row must be equal. What only a GPU shows is in here:
 the order of memory between launches and inside a program, pinned memory read by a kernel, and replay.
 """
 
