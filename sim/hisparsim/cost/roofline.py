@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hisparsim.cost.curve import Counts, whole_ns
+from hisparsim.cost.curve import Counts, largest, whole_ns
 from hisparsim.cost.figures import Figures, roofline_figures
 from hisparsim.cost.link_rates import LinkRates, link_rates
 from hisparsim.cost.load import StepLoad
@@ -35,7 +35,7 @@ from hisparsim.specs.weights import WeightFormat
 
 @dataclass(frozen=True)
 class RooflineOptions:
-    """What the scenario has no key for. `None` takes the figures file's value."""
+    """Assumptions that can be set. `None` takes the figures file's value."""
 
     overlap: float = 1.0
     """Share of the transfer time that could hide behind compute and does: 0 = every gather and staging copy
@@ -46,6 +46,11 @@ class RooflineOptions:
     """Global factor on the GPU time of steps in a graph."""
     eager_factor: float | None = None
     """Global factor on the GPU time of eager steps."""
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> RooflineOptions:
+        """Query: the options that a scenario sets (`links.overlap`, `cost.resolve_us`)."""
+        return cls(overlap=scenario.links.overlap, resolve_us=scenario.cost.resolve_us)
 
 
 class RooflineModel:
@@ -91,8 +96,10 @@ class RooflineModel:
         self._memo: dict[tuple[int, ...], _Composition] = {}
 
     @classmethod
-    def of(cls, scenario: Scenario, *, options: RooflineOptions = RooflineOptions()) -> RooflineModel:
+    def of(cls, scenario: Scenario, *, options: RooflineOptions | None = None) -> RooflineModel:
         """Query: the model that a scenario's deployment, links and placement give."""
+        if options is None:
+            options = RooflineOptions.of(scenario)
         return cls(deployment_of(scenario), link_rates(scenario), options=options)
 
     # --- the interface -------------------------------------------------------------------------------
@@ -123,6 +130,10 @@ class RooflineModel:
             moe = modules.moe(load.expert_tokens) * factor
             compute = compute + (moe - fixed.moe_ns)
             terms[Term.MOE] = whole_ns(moe)
+            if fixed.eager:
+                floor = largest(0.0, modules.eager_moe_ns - moe)
+                compute = compute + (floor - fixed.moe_launch_ns)
+                terms[Term.LAUNCH] = whole_ns(fixed.launch_ns - fixed.moe_launch_ns + floor)
         h2d_bytes, d2h_bytes = transfers_of(self._transfers, load, compute, background, terms)
         total: Any = 0
         for value in terms.values():
@@ -160,7 +171,7 @@ class RooflineModel:
         batch = max(load.graph_requests, decodes) if graph else decodes
         tokens = batch * query + prefill
         parts: dict[str, float] = {}
-        index_ns = drafts_ns = launch = 0.0
+        index_ns = drafts_ns = launch = moe_launch = 0.0
         if decodes:
             projections, latency, index_latency, index = modules.attention.at(batch * query)
             parts[Term.DECODE_PROJECTIONS] = layers * projections
@@ -183,7 +194,8 @@ class RooflineModel:
                 moe = modules.moe(modules.sharing_tokens(batch, query))
         else:
             parts[Term.SHARED_EXPERT] = shared_expert
-            launch += max(0.0, modules.eager_moe_ns - moe * factor)
+            moe_launch = max(0.0, modules.eager_moe_ns - moe * factor)
+            launch += moe_launch
             launch += max(0.0, modules.eager_collectives_ns - collectives * factor)
         parts[Term.MOE] = moe
         parts[Term.DENSE_MLP] = dense
@@ -204,7 +216,17 @@ class RooflineModel:
             terms[Term.RESOLVE] = round(
                 (self._resolve_call_ns + self._resolve_query_ns * (query - 1)) * waves
             )
-        return _Composition(terms, compute, index_ns, drafts_ns * factor, moe * factor, factor)
+        return _Composition(
+            terms=terms,
+            compute_ns=compute,
+            index_ns=index_ns,
+            drafts_ns=drafts_ns * factor,
+            moe_ns=moe * factor,
+            launch_ns=launch,
+            moe_launch_ns=moe_launch,
+            eager=not graph,
+            factor=factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +238,10 @@ class _Composition:
     index_ns: float
     drafts_ns: float
     moe_ns: float
+    launch_ns: float
+    moe_launch_ns: float
+    """The part of `launch_ns` that the MoE layers cause."""
+    eager: bool
     factor: float
 
 

@@ -59,12 +59,12 @@ class TransferKind(Enum):
     """Cached pages to an ordinary offload tier."""
     STAGE = "stage"
     """A whole prompt to the host pool after its prefill."""
-    LOAD = "load"
+    RESTORE = "restore"
     """Pages from an offload tier or the host pool to the GPU."""
 
     @property
     def direction(self) -> Direction:
-        return Direction.H2D if self is TransferKind.LOAD else Direction.D2H
+        return Direction.H2D if self is TransferKind.RESTORE else Direction.D2H
 
 
 @dataclass(order=True, slots=True)
@@ -200,6 +200,7 @@ class HostLinks:
             lane.finished_bytes += num_bytes
             return done.succeed()
         self._advance()
+        self._finish()
         self._number += 1
         heapq.heappush(
             lane.flows, _Flow(lane.progress + num_bytes * NANO, self._number, num_bytes, kind, done)

@@ -29,7 +29,7 @@ BUSY = Background(h2d_bytes_per_s=2e10, d2h_bytes_per_s=1e10)
 
 @cache
 def model_of(*overrides: str, options: RooflineOptions | None = None) -> RooflineModel:
-    return RooflineModel.of(Scenario.load(overrides=overrides), options=options or RooflineOptions())
+    return RooflineModel.of(Scenario.load(overrides=overrides), options=options)
 
 
 def decode(batch: int = 16, context: int = 80_000, **changes: object) -> StepLoad:
@@ -248,6 +248,23 @@ def test_experts_shared_by_replicas_cost_by_the_tokens_of_all():
     union = model.price(decode().with_expert_tokens(32))
     assert union.terms["moe"] > own.terms["moe"]
     assert union.total_ns - own.total_ns == union.terms["moe"] - own.terms["moe"]
+
+
+def test_the_overlap_and_resolve_keys_of_a_scenario_are_in_force():
+    load = offloaded(missed_rows=2000)
+    serial = model_of("links.overlap=0").price(load)
+    assert serial.terms["hot_gather"] > model_of().price(load).terms["hot_gather"]
+    slow = model_of("cost.resolve_us=28").price(load)
+    assert slow.terms["resolve"] == 2 * model_of().price(load).terms["resolve"]
+
+
+def test_an_eager_step_counts_the_launches_of_its_experts_once():
+    model = model_of("parallel.tp=4", "parallel.dp=2", "parallel.ep=true")
+    own = model.price(prefill(16))
+    union = model.price(prefill(16).with_expert_tokens(64))
+    assert union.terms["moe"] > own.terms["moe"]
+    assert union.total_ns == own.total_ns  # launching them takes longer than either
+    assert model.price(prefill(16).with_expert_tokens(16)).total_ns == own.total_ns
 
 
 def test_verify_steps_cost_more_than_plain_ones_and_less_than_as_many_requests():

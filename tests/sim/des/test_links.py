@@ -203,7 +203,7 @@ def test_flows_of_one_direction_share_it_equally(num_flows):
 
 
 def test_both_directions_at_once_get_the_two_way_rates():
-    jobs = [Job(0, 0, 10_000_000, TransferKind.WRITE_BACK), Job(0, 0, 10_000_000, TransferKind.LOAD)]
+    jobs = [Job(0, 0, 10_000_000, TransferKind.WRITE_BACK), Job(0, 0, 10_000_000, TransferKind.RESTORE)]
     written, loaded = play(jobs, RATES)[0]
     assert loaded == pytest.approx(1e7 / RATES.h2d_duplex * NANO, rel=1e-6)
     left = 1e7 - RATES.d2h_duplex * loaded / NANO
@@ -212,26 +212,29 @@ def test_both_directions_at_once_get_the_two_way_rates():
 
 def test_a_narrow_host_memory_slows_all_links_alike():
     rates = replace(TWO_REPLICAS, host_dram=80e9, socket=math.inf)
-    jobs = [Job(0, replica, 1_000_000, TransferKind.LOAD) for replica in range(2)]
+    jobs = [Job(0, replica, 1_000_000, TransferKind.RESTORE) for replica in range(2)]
     assert play(jobs, rates)[0] == [pytest.approx(1e6 / 10e9 * NANO, rel=1e-6)] * 2
 
 
 def test_a_narrow_socket_link_slows_the_links_that_cross_it():
     rates = replace(TWO_REPLICAS, socket=40e9, host_dram=math.inf)
-    jobs = [Job(0, replica, 1_000_000, TransferKind.LOAD) for replica in range(2)]
+    jobs = [Job(0, replica, 1_000_000, TransferKind.RESTORE) for replica in range(2)]
     assert play(jobs, rates)[0] == [pytest.approx(1e6 / 10e9 * NANO, rel=1e-6)] * 2
 
 
 def test_free_links_and_empty_transfers_end_at_once():
     free = replace(RATES, h2d=math.inf, h2d_duplex=math.inf)
-    assert play([Job(5, 0, 10**12, TransferKind.LOAD), Job(7, 0, 0, TransferKind.STAGE)], free)[0] == [0, 0]
+    assert play([Job(5, 0, 10**12, TransferKind.RESTORE), Job(7, 0, 0, TransferKind.STAGE)], free)[0] == [
+        0,
+        0,
+    ]
 
 
 def test_the_background_is_what_flows_move_now():
     env = simpy.Environment()
     link = HostLinks(env, RATES)[0]
     assert link.background().h2d_bytes_per_s == 0.0
-    link.transfer(10**9, TransferKind.LOAD)
+    link.transfer(10**9, TransferKind.RESTORE)
     assert link.background().h2d_bytes_per_s == pytest.approx(RATES.h2d)
     link.transfer(10**9, TransferKind.OFFLOAD)
     assert link.background().h2d_bytes_per_s == pytest.approx(RATES.h2d_duplex)
@@ -243,7 +246,7 @@ def test_the_background_is_what_flows_move_now():
 def test_a_link_that_moves_too_much_breaks_law_l8():
     env = simpy.Environment()
     links = HostLinks(env, RATES)
-    links[0].transfer(10**9, TransferKind.LOAD)
+    links[0].transfer(10**9, TransferKind.RESTORE)
     links[0].lanes[0].flow_rate *= 2
     env.run(until=1000)
     with pytest.raises(LinkLawError, match="caps allow"):
@@ -253,7 +256,7 @@ def test_a_link_that_moves_too_much_breaks_law_l8():
 def test_impossible_transfers_and_rates_are_refused():
     env = simpy.Environment()
     with pytest.raises(LinkError, match="negative"):
-        HostLinks(env, RATES)[0].transfer(-1, TransferKind.LOAD)
+        HostLinks(env, RATES)[0].transfer(-1, TransferKind.RESTORE)
     with pytest.raises(LinkError, match="rate"):
         HostLinks(env, replace(RATES, d2h=10.0))
     assert len(HostLinks(env, TWO_REPLICAS)) == 2
