@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,3 +28,9 @@ def square(value: int, report: Callable[[int], None]) -> int:
     if value < 0:
         raise ValueError(f"{value} is negative")
     return value * value
+
+
+def nap(duration_s: float, report: Callable[[int], None]) -> None:
+    """Sleeps, after reporting that it began."""
+    report(1)
+    time.sleep(duration_s)

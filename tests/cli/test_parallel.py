@@ -1,3 +1,9 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from fake_simulation import square
 
@@ -18,3 +24,38 @@ def test_results_come_in_the_items_order_whatever_the_number_of_workers(num_work
 def test_the_first_error_is_raised_as_itself(num_workers: int) -> None:
     with pytest.raises(ValueError, match="-1 is negative"):
         run_each(square, [2, -1, 3], num_workers, lambda *_: None, lambda *_: None)
+
+
+INTERRUPTED_RUN = """
+import signal, sys
+sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from fake_simulation import nap
+from hisparsim.cli.parallel import run_each
+
+if __name__ == "__main__":
+    try:
+        run_each(nap, [60.0, 60.0, 60.0], 2, lambda i, n: n and print("begun", flush=True), lambda i, r: None)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_ends_the_workers_at_once_and_without_a_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted_run.py"
+    script.write_text(INTERRUPTED_RUN)
+    here = Path(__file__).parent
+    process = subprocess.Popen(
+        [sys.executable, script, here, here.parent / "results"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    shown, complaints = process.communicate(timeout=30)
+    assert shown.splitlines()[-1] == "interrupted"
+    assert complaints == ""
+    assert process.returncode == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -45,10 +46,10 @@ def run_each(
     board = context.Array("q", len(items), lock=False)
     done: dict[int, Result] = {}
     with ProcessPoolExecutor(num_workers, context, _start_worker, (board,)) as pool:
-        waiting: dict[Future[Result], int] = {
-            pool.submit(_call, function, i, item): i for i, item in enumerate(items)
-        }
+        waiting: dict[Future[Result], int] = {}
         try:
+            with _interrupts_held():
+                waiting |= {pool.submit(_call, function, i, item): i for i, item in enumerate(items)}
             while waiting:
                 finished, _ = wait(waiting, POLL_S, FIRST_COMPLETED)
                 for i in waiting.values():
@@ -65,11 +66,23 @@ def run_each(
     return [done[i] for i in range(len(items))]
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Change: a Ctrl-C in the block comes at its end, and never to a process started in it.
+
+    Otherwise a worker that is still importing would die of it with a traceback. The parent ends the workers.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(board: MutableSequence[int]) -> None:
-    """Change: keep the shared memory, and let Ctrl-C reach the parent alone, which then ends the workers."""
+    """Change: keep the memory that is shared with the parent."""
     global _board
     _board = board
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _call(function: Callable[[Item, Report], Result], i: int, item: Item) -> Result:
