@@ -23,7 +23,7 @@ from hisparsim.specs.scenario import Scenario
 
 @dataclass(frozen=True)
 class Example:
-    """The step to explain: `batch` like decodes, and one prefill chunk."""
+    """The step to explain: `batch` like decodes, and one prefill chunk, in every replica alike."""
 
     batch: int = 16
     context_tokens: int = 80_000
@@ -86,6 +86,9 @@ def explain_step(scenario: Scenario, example: Example) -> Explanation:
             ).sum()
         )
     load = StepLoad.of(plan, top_k=top_k, resolve=packed, missed_millirows=missed)
+    parallel = scenario.parallel
+    if parallel.ep and parallel.dp > 1:
+        load = load.with_expert_tokens(load.num_tokens * parallel.dp)
     model = cost_model(scenario)
     cost = model.price(load)
     sources = {**model.sources(), **_link_sources(scenario, profile.source)}
