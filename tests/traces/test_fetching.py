@@ -134,7 +134,7 @@ def test_unknown_hashes_need_a_word(server: str, tmp_path: Path) -> None:
 def test_refusals_name_the_address_and_the_code(server: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="refused with 404"):
         fetch(entry(f"{server}/gone"), tmp_path)
-    with pytest.raises(TraceError, match="cannot be fetched as one file: see https://example.org"):
+    with pytest.raises(TraceError, match=r"cannot be fetched as one file: see https://example\.org"):
         fetch(entry(None), tmp_path)
     with pytest.raises(TraceError, match="could not be fetched"):
         fetch(entry("http://127.0.0.1:1/a"), tmp_path, attempts=2)

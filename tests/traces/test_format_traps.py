@@ -213,7 +213,7 @@ def test_over_long_contexts_follow_their_policy_and_the_message_names_the_smalle
     assert cut.input_tokens.tolist() == [1000, 1490, 500]
     assert cut.loading.changed == {"prompt truncated to max_context_tokens": 1}
     assert len(cut.blocks(1)) == 2  # whole blocks only: the cut one is shared with nobody
-    with pytest.raises(TraceError, match="no request is left .* 700"):
+    with pytest.raises(TraceError, match=r"no request is left .* 700"):
         load(path, max_context_tokens=600, over_long="skip")
     short = load(path, max_context_tokens=150, over_long="truncate")
     assert short.loading.rows_dropped == {"output alone over max_context_tokens": 1}

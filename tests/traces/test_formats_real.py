@@ -158,11 +158,17 @@ def test_weka_sub_agents_are_waited_for_and_their_time_is_not_counted_twice(trac
 def test_servegen_draws_the_rates_of_its_windows(traces_dir: Path) -> None:
     path = traces_dir / "servegen" / "deepseek-r1_chunk-3-trace.csv"
     with path.open() as file:
-        wanted = sum(float(row[1]) * 600 for row in csv.reader(file))
+        windows = [(float(row[0]), float(row[1]) * 600) for row in csv.reader(file)]
+    wanted = sum(requests for _, requests in windows)
     drawn = load(path, zero_tokens="keep", seed=1)
     assert drawn.num_requests == pytest.approx(wanted, rel=0.05)
     assert load(path, zero_tokens="keep", seed=1).input_tokens.tolist() == drawn.input_tokens.tolist()
-    short = load(path, zero_tokens="keep", seed=1, duration_s=6000)
+    short = load(
+        path,
+        zero_tokens="keep",
+        seed=1,
+        duration_s=next(start for start, requests in windows if requests) + 900,
+    )
     assert 0 < short.num_requests < drawn.num_requests
 
 

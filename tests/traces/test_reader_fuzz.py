@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from hisparsim_traces import Trace, TraceError, load
 from hisparsim_traces.formats import FORMATS
 
+pytestmark = pytest.mark.filterwarnings("error")  # an exception swallowed in a callback is a warning
+
 FUZZ = settings(max_examples=60, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

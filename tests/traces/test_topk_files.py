@@ -59,8 +59,8 @@ def test_many_frames_read_as_one_file_and_take_little_space(tmp_path: Path) -> N
     rows: list[Record] = []
     chosen = np.sort(rng.choice(100_000, 2048, replace=False))
     for step in range(600):
-        keep = rng.random(2048) < 0.9
-        new = rng.choice(100_000, int((~keep).sum()))
+        keep = rng.random(len(chosen)) < 0.9
+        new = rng.choice(100_000, 2048 - int(keep.sum()))
         chosen = np.unique(np.concatenate([chosen[keep], new]))
         rows.append((step, 0, 0, 100_000 + step, chosen.tolist()))
     path = write(tmp_path / "a.topk", rows, top_k=2048)

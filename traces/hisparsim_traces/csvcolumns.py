@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,15 +114,27 @@ def csv_batches(path: Path, *, names: list[str] | None = None) -> Iterator[Batch
 
 
 class _Guarded:
-    """A stream whose decompression errors are TraceErrors; the methods pyarrow asks of a Python file."""
+    """A stream whose decompression errors are TraceErrors; the methods pyarrow asks of a Python file.
+
+    Bytes that are no UTF-8 become U+FFFD, so that they spoil their field and nothing else: pyarrow cannot report
+    a row of the wrong length that holds them.
+    """
 
     def __init__(self, stream: Any, path: Path) -> None:
         self._stream = stream
         self._path = path
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.closed = False
 
     def read(self, size: int = -1) -> bytes:
-        return read_some(self._stream, size, self._path)
+        piece = read_some(self._stream, size, self._path)
+        if piece.isascii() and piece and not self._decoder.getstate()[0]:
+            return piece
+        text = self._decoder.decode(piece, final=not piece)
+        while piece and not text:  # nothing but the beginning of a character
+            piece = read_some(self._stream, 1024, self._path)
+            text = self._decoder.decode(piece, final=not piece)
+        return text.encode()
 
     def readable(self) -> bool:
         return True

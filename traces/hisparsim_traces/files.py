@@ -18,6 +18,18 @@ MAX_LINE_BYTES = 64 << 20  # a 1M-token prompt has 65,536 16-token block ids, ab
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
+class _Gzip(gzip.GzipFile):
+    """Reads a gzip file and closes the file below with itself."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__(fileobj=raw, mode="rb")
+        self._raw = raw
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
 def open_bytes(path: Path) -> IO[bytes]:
     """A binary reader of the content; raises TraceError where the file cannot be opened."""
     try:
@@ -27,11 +39,12 @@ def open_bytes(path: Path) -> IO[bytes]:
     magic = raw.read(4)
     raw.seek(0)
     if magic.startswith(_GZIP):
-        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        return cast(IO[bytes], _Gzip(raw))
     if magic == _ZSTD:
         try:
             import zstandard
         except ModuleNotFoundError:
+            raw.close()
             raise TraceError("is zstd-compressed: pip install 'hisparsim[zstd]'", path=path) from None
         reader: Any = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
         return io.BufferedReader(reader)

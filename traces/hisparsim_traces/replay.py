@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from .errors import TraceError
-from .selecting import select_rows
-from .trace import Floats, Ints, Trace
+from .selecting import reordered, select_rows
+from .trace import Floats, Trace
 
 Loop = Literal["think", "gaps", "service", "open"]
 
@@ -113,7 +113,7 @@ def with_loop(trace: Trace, loop: Loop, service_scale: float = 1.0) -> Trace:
         service = 0.0 if np.isnan(think) else max(gap - think, 0.0)
         arrival[row] = arrival[parent] + (gap - service) + service * service_scale
     order = np.argsort(arrival, kind="stable")
-    return _reordered(replace(trace, arrival_s=arrival, think_s=unknown), order)
+    return reordered(replace(trace, arrival_s=arrival, think_s=unknown), order)
 
 
 def cap_gaps(trace: Trace, gap_cap_s: float) -> Trace:
@@ -144,32 +144,3 @@ def spread_ties(trace: Trace, tick_s: float) -> Trace:
     arrival = trace.arrival_s.copy()
     arrival[roots] += within * np.repeat(width / counts, counts)
     return replace(trace, arrival_s=arrival)
-
-
-def _reordered(trace: Trace, order: Ints) -> Trace:
-    """The rows in another order that keeps parents before their children; arrivals start again at 0."""
-    from .blocks import BlockColumns
-    from .selecting import renumber
-
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    counts = np.diff(trace.block_offsets)
-    offsets, ids = trace.block_offsets, trace.block_ids
-    if trace.block_tokens is not None:
-        _, offsets, ids = BlockColumns(trace.block_tokens, counts, ids).reordered(order)
-    parent = trace.parent[order]
-    arrival = trace.arrival_s[order]
-    return replace(
-        trace,
-        arrival_s=arrival - arrival.min() if len(arrival) else arrival,
-        input_tokens=trace.input_tokens[order],
-        output_tokens=trace.output_tokens[order],
-        session=renumber(trace.session[order]),
-        turn=trace.turn[order],
-        parent=np.where(parent >= 0, place[np.maximum(parent, 0)], -1),
-        think_s=trace.think_s[order],
-        shared_prefix_tokens=trace.shared_prefix_tokens[order],
-        block_offsets=offsets,
-        block_ids=ids,
-        source_line=trace.source_line[order],
-    )

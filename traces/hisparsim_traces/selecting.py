@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from .errors import TraceError
-from .trace import Ints, LoadReport, Rows, Trace
+from .trace import Floats, Ints, LoadReport, Rows, Trace
 
 
 def renumber(values: Ints) -> Ints:
@@ -64,7 +64,7 @@ def select_rows(trace: Trace, rows: Rows) -> Trace:
     starts = trace.block_offsets[:-1][index]
     lengths = trace.block_offsets[1:][index] - starts
     session = renumber(trace.session[index])
-    return replace(
+    part = replace(
         trace,
         arrival_s=arrival,
         input_tokens=trace.input_tokens[index],
@@ -78,6 +78,41 @@ def select_rows(trace: Trace, rows: Rows) -> Trace:
         block_ids=renumber(trace.block_ids[gather_ranges(starts, lengths)]),
         source_line=trace.source_line[index],
         loading=_narrowed(trace.loading, n - len(index)),
+    )
+    roots = arrival[parent < 0]
+    if (np.diff(roots) < 0).any():  # a row set free arrives before rows that stood in front of it
+        return reordered(part, np.argsort(_arrival_keys(part), kind="stable"))
+    return part
+
+
+def _arrival_keys(trace: Trace) -> Floats:
+    """Each row's arrival, but never before its parent's; a row without one takes its parent's. [n]"""
+    key = np.where(np.isnan(trace.arrival_s), -np.inf, trace.arrival_s)
+    for row in np.flatnonzero(trace.parent >= 0).tolist():
+        key[row] = max(key[row], key[trace.parent[row]])
+    return key
+
+
+def reordered(trace: Trace, order: Ints) -> Trace:
+    """The rows in another order that keeps parents before their children; arrivals start again at 0."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    starts, counts = trace.block_offsets[:-1][order], np.diff(trace.block_offsets)[order]
+    parent = trace.parent[order]
+    arrival = trace.arrival_s[order]
+    return replace(
+        trace,
+        arrival_s=arrival - np.nanmin(arrival) if len(arrival) else arrival,
+        input_tokens=trace.input_tokens[order],
+        output_tokens=trace.output_tokens[order],
+        session=renumber(trace.session[order]),
+        turn=trace.turn[order],
+        parent=np.where(parent >= 0, place[np.maximum(parent, 0)], -1),
+        think_s=trace.think_s[order],
+        shared_prefix_tokens=trace.shared_prefix_tokens[order],
+        block_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        block_ids=renumber(trace.block_ids[gather_ranges(starts, counts)]),
+        source_line=trace.source_line[order],
     )
 
 

@@ -85,6 +85,9 @@ def mooncake_blocks(trace: Trace) -> Iterator[list[int]]:
 def _coarser(trace: Trace) -> Iterator[list[int]]:
     size = trace.block_tokens
     assert size is not None
+    if size == BLOCK_TOKENS:
+        yield from (trace.blocks(row).tolist() for row in range(trace.num_requests))
+        return
     each = BLOCK_TOKENS // size
     numbers: dict[tuple[int, bool], int] = {}
     fresh = 0

@@ -83,7 +83,8 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
     shared = np.zeros(n)
     for index, bin in enumerate(law.reuse):
         shared[which == index] = by_knots(uniform[which == index], bin.shared)
-    matched = np.minimum(np.rint(shared * counts), counts).astype(np.int64)
+    whole = inputs // size  # the partial last block is never another prompt's whole one
+    matched = np.minimum(np.rint(shared * counts), whole).astype(np.int64)
     back = np.maximum(np.rint(by_knots(rng.random(n), law.recency_requests)), 1).astype(np.int64)
     pick = rng.random(n)
 
@@ -100,9 +101,9 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
     for row in range(n):
         want, count = int(matched[row]), int(counts[row])
         known = next((begin for begin, limit in zip(roots, limits, strict=True) if pick[row] < limit), [])
-        ids = known[:count]
+        ids = known[: int(whole[row])]
         if want > len(ids):
-            donor = _donor(counts, row, int(back[row]), want, rows, last)
+            donor = _donor(whole, row, int(back[row]), want, rows, last)
             if donor is not None:
                 ids = rows[donor][:want]
         fresh = count - len(ids)
@@ -114,10 +115,10 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
 
 
 def _donor(
-    counts: Ints, row: int, back: int, want: int, rows: list[list[int]], last: dict[int, int]
+    whole: Ints, row: int, back: int, want: int, rows: list[list[int]], last: dict[int, int]
 ) -> int | None:
-    """The earlier request nearest to `back` requests ago that has enough blocks and had them last of all."""
-    able = np.flatnonzero(counts[:row] >= want)
+    """The earlier request nearest to `back` requests ago that has enough whole blocks and had them last of all."""
+    able = np.flatnonzero(whole[:row] >= want)
     if not len(able):
         return None
     target = max(row - back, 0)
