@@ -165,33 +165,61 @@ def compile_case(module: str, case: AotCase, arch: str) -> KernelReport:
     )
 
 
-def report(arch: str, modules: tuple[str, ...] = KERNEL_MODULES) -> dict[str, Any]:
-    """Compile every case of `modules` for `arch`: `{"arch", "triton", "kernels": [...]}`, one entry a
-    case."""
+def report(
+    arch: str, modules: tuple[str, ...] = KERNEL_MODULES, shard: int = 0, shards: int = 1
+) -> dict[str, Any]:
+    """Compile the cases of `modules` for `arch`: `{"arch", "triton", "kernels": [...]}`, one entry a case.
+
+    With several shards only every `shards`-th case, from `shard` on, is compiled.
+    """
     import triton
 
+    cases = [(module, case) for module, of_module in aot_cases(modules).items() for case in of_module]
     kernels = []
-    for module, cases in aot_cases(modules).items():
-        for case in cases:
-            result = compile_case(module, case, arch)
-            print(f"{result.name}/{result.config} {result.seconds:.1f} s", file=sys.stderr)
-            kernels.append({**asdict(result), "violations": list(result.violations), "passed": result.passed})
+    for module, case in cases[shard::shards]:
+        result = compile_case(module, case, arch)
+        print(f"{result.name}/{result.config} {result.seconds:.1f} s", file=sys.stderr)
+        kernels.append({**asdict(result), "violations": list(result.violations), "passed": result.passed})
     return {"arch": arch, "triton": triton.__version__, "kernels": kernels}
 
 
 def report_in_own_process(
-    arch: str, modules: tuple[str, ...] = KERNEL_MODULES, timeout_s: float = 900.0
+    arch: str, modules: tuple[str, ...] = KERNEL_MODULES, processes: int = 2, timeout_s: float = 900.0
 ) -> dict[str, Any]:
-    """`report` in a child process without TRITON_INTERPRET, whatever this process runs under."""
+    """`report` in child processes without TRITON_INTERPRET, whatever this process runs under.
+
+    Raises `AotError` where a child fails or takes longer than `timeout_s`.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "hisparsim_kernels.aot", "--arch", arch, "--modules", ",".join(modules)]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=False
-    )
-    if done.returncode != 0:
-        raise AotError(f"the compiling process ended with {done.returncode}; its messages stand above")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    children = [
+        subprocess.Popen(
+            [*command, "--shard", str(shard), "--shards", str(processes)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for shard in range(processes)
+    ]
+    reports: list[dict[str, Any]] = []
+    try:
+        for child in children:
+            printed, _ = child.communicate(timeout=timeout_s)
+            if child.returncode != 0:
+                raise AotError(
+                    f"the compiling process ended with {child.returncode}; its messages stand above"
+                )
+            reports.append(json.loads(printed))
+    except subprocess.TimeoutExpired as error:
+        raise AotError(f"compiling took more than {timeout_s:.0f} s") from error
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    total = sum(len(part["kernels"]) for part in reports)
+    kernels = [reports[index % processes]["kernels"][index // processes] for index in range(total)]
+    return {**reports[0], "kernels": kernels}
 
 
 def main() -> None:
@@ -199,11 +227,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--modules", default=",".join(KERNEL_MODULES))
-    arguments = parser.parse_args()
+    parser.add_argument("--shard", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=1)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.setdefault("TRITON_CACHE_DIR", scratch)
         try:
-            print(json.dumps(report(arguments.arch, tuple(arguments.modules.split(",")))))
+            print(json.dumps(report(given.arch, tuple(given.modules.split(",")), given.shard, given.shards)))
         except AotError as error:
             sys.exit(f"error: {error}")
 

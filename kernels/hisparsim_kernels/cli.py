@@ -77,6 +77,7 @@ def aot(
     modules: Annotated[
         str | None, typer.Option(help="Only these kernel modules, separated by commas.")
     ] = None,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Compiling processes.")] = 2,
 ) -> None:
     """Compile every kernel and configuration without a GPU; fail if one breaks its limits."""
     from hisparsim_kernels.aot import CAPABILITIES, report_in_own_process
@@ -85,7 +86,7 @@ def aot(
     if arch not in CAPABILITIES:
         raise _refuse(AotError(f"unknown architecture {arch!r}; known: {', '.join(CAPABILITIES)}"))
     try:
-        report = report_in_own_process(arch, _chosen(modules))
+        report = report_in_own_process(arch, _chosen(modules), processes)
     except AotError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(FAILED) from error

@@ -39,6 +39,7 @@ from hisparsim_kernels.references import grouped_gemm as gemm_reference
 from hisparsim_kernels.references import indexer as indexer_reference
 from hisparsim_kernels.references import mla as mla_reference
 from hisparsim_kernels.references import rows as rows_reference
+from hisparsim_kernels.residency_check import check_residency
 from hisparsim_kernels.row_format import RowFormat
 from hisparsim_kernels.rows import write_rows
 from hisparsim_kernels.topk import TopkScratch, topk, topk_config
@@ -343,6 +344,11 @@ def measure_attention(device: torch.device) -> Outcome:
     return Outcome(None, "microseconds of one step of attention", figures)
 
 
+def check_residency_steps(device: torch.device) -> Outcome:
+    """Resolve and gather, replayed from a captured graph, against the sequential LRU model."""
+    return Outcome(*check_residency(device))
+
+
 def check_memory(device: torch.device) -> Outcome:
     """`compute-sanitizer` memcheck over the value checks in a child process."""
     tool = shutil.which("compute-sanitizer")
@@ -371,6 +377,7 @@ VALUE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("indexer and top-k values", check_indexer_and_topk),
     ("rows and grouped GEMM values", check_rows_and_gemm),
     ("canaries", check_canaries),
+    ("residency", check_residency_steps),
     ("graph replay", check_replay),
 )
 GPU_CHECKS: tuple[tuple[str, Check], ...] = (
@@ -381,7 +388,7 @@ GPU_CHECKS: tuple[tuple[str, Check], ...] = (
 
 
 def check_values_only() -> None:
-    """The first value checks on a GPU, for a memory checker; raises where one fails."""
+    """The value checks on a GPU that capture no graph, for a memory checker; raises where one fails."""
     for name, check in VALUE_CHECKS[:5]:
         outcome = check(torch.device("cuda"))
         if outcome.passed is False:
