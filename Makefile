@@ -14,6 +14,7 @@ HISPARSIM_REFERENCE ?= ../shared
 
 VENV := .venv
 BIN := $(VENV)/bin
+CODE := sim realrun kernels traces reports tests
 PACKAGES := hisparsim hisparsim_realrun hisparsim_kernels hisparsim_traces hisparsim_reports
 KERNEL_ENV := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
@@ -61,12 +62,12 @@ test-kernels: dev
 	$(KERNEL_ENV) $(BIN)/python -m pytest tests/kernels -n $(JOBS)
 
 lint: dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 
 format: dev
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 types: dev
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))

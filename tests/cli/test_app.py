@@ -1,6 +1,6 @@
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,16 @@ def test_help_lists_every_command_and_succeeds(capsys: pytest.CaptureFixture[str
         assert name in shown
 
 
+def processor_s(*arguments: str) -> float:
+    """Processor time of a command, which other work on the machine hardly changes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "hisparsim.cli", *arguments], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def test_help_answers_in_half_a_second() -> None:
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "hisparsim.cli", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5
+    assert min(processor_s("--help") for _ in range(3)) < 0.5
 
 
 @pytest.mark.parametrize(
