@@ -18,14 +18,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TextIO
 
 import torch
 import triton
 import triton.language as tl
 
+from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.benchmarks.inputs import AttentionInputs, attention_inputs
 from hisparsim_kernels.compare import assert_attention_close
+from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.errors import DeviceError
 from hisparsim_kernels.gather import gather_rows
 from hisparsim_kernels.grouped_gemm import grouped_gemm
@@ -92,7 +95,9 @@ def check_host_memory(device: torch.device) -> Outcome:
     return Outcome(all(found), f"tensor argument {found[0]}, int64 address {found[1]}")
 
 
-def _decode(inputs: AttentionInputs, scratch: DecodeScratch, num_splits: int) -> None:
+def _decode(
+    inputs: AttentionInputs, scratch: DecodeScratch, num_splits: int, config: LaunchConfig | None = None
+) -> None:
     sparse_mla_decode(
         inputs.q,
         inputs.rows,
@@ -103,6 +108,7 @@ def _decode(inputs: AttentionInputs, scratch: DecodeScratch, num_splits: int) ->
         lse=inputs.lse,
         scratch=scratch,
         num_splits=num_splits,
+        config=config,
     )
 
 
@@ -312,35 +318,34 @@ def measure_gather(device: torch.device) -> Outcome:
         host_rows = torch.randperm(blocks * 64)[:misses].int().to(device)
         hot_rows = torch.randperm(blocks * 64)[:misses].int().to(device)
         count = torch.tensor([misses], dtype=torch.int32, device=device)
-        timing = time_on_gpu(
-            lambda host=host,
-            pool=pool,
-            host_rows=host_rows,
-            hot_rows=hot_rows,
-            count=count,
-            layout=layout,  # type: ignore[misc]
-            programs=programs: gather_rows(
-                host, pool, host_rows, hot_rows, count, layout, group=0, num_programs=programs
-            )
+        gather = partial(
+            gather_rows, host, pool, host_rows, hot_rows, count, layout, group=0, num_programs=programs
         )
+        timing = time_on_gpu(gather)
         figures[f"{row_bytes} B, {programs} programs"] = round(misses * row_bytes / timing.time_s / 1e9, 2)
     return Outcome(None, "GB/s of random rows from pinned memory", figures)
 
 
 def measure_attention(device: torch.device) -> Outcome:
-    """Decode with merge beside the published times: 8 requests, 16 heads, top-k 2048; several numbers of
-    splits."""
+    """Decode with merge beside the published times: 8 requests, 16 heads, top-k 2048, by splits and configuration.
+
+    `h64` is the configuration for 64 heads, run three quarters empty: it uses the wider tensor core instruction.
+    """
     from hisparsim_kernels.bench import time_on_gpu
 
     figures: dict[str, float] = {f"published {name} us": value for name, value in PUBLISHED_US.items()}
     for row_format in RowFormat:
         inputs = attention_inputs(device, row_format, 8, 16)
-        for splits in (4, 8, 16, 32):
-            scratch = DecodeScratch.create(8, 16, splits, device)
-            timing = time_on_gpu(lambda i=inputs, s=scratch, n=splits: _decode(i, s, n))  # type: ignore[misc]
-            figures[f"{row_format.value} {splits} splits us"] = round(timing.time_s * 1e6, 2)
-            if timing.cold_s is not None:
-                figures[f"{row_format.value} {splits} splits cold us"] = round(timing.cold_s * 1e6, 2)
+        for block in ("h16", "h64"):
+            name = f"{row_format.value}-{block}"
+            config = find_config("mla_decode", "mla_decode_split", name, arch_of(device))
+            for splits in (8, 16, 32):
+                scratch = DecodeScratch.create(8, 16, splits, device)
+                timing = time_on_gpu(partial(_decode, inputs, scratch, splits, config))
+                label = f"{row_format.value} {block} {splits} splits"
+                figures[f"{label} us"] = round(timing.time_s * 1e6, 2)
+                if timing.cold_s is not None:
+                    figures[f"{label} cold us"] = round(timing.cold_s * 1e6, 2)
     return Outcome(None, "microseconds of one step of attention", figures)
 
 
