@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hisparsim.results import RunResult
 from hisparsim.results.metrics import Metrics, compute_metrics
 
-from .numbers import byte_count, count, ratio, seconds, share, three_digits
+from .numbers import DASH, byte_count, count, seconds, share, three_digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def policy_table(runs: Sequence[RunResult], metrics: Sequence[Metrics] | None = 
             count(m.num_preemptions),
             byte_count(m.h2d_bytes),
             share(m.hot_hit_rate),
-            ratio(m.offered_load),
+            DASH if m.offered_load is None else f"{m.offered_load:.2f}×",
             (m.bound_by or "–").replace("_", " "),
         )
         for run, m in zip(runs, measured, strict=True)
