@@ -61,7 +61,9 @@ def run_conformance(log: LoggedWorkload, *, check: bool = False) -> Conformance:
     recent: deque[Action] = deque(maxlen=12)
     own_rows: list[dict[str, int]] = []
     started = time.perf_counter()
-    steps = lockstep(core, log.users(), log.lags, accepted=_acceptance(log), check=check, max_steps=len(log.rows) + 1)
+    steps = lockstep(
+        core, log.users(), log.lags, accepted=_acceptance(log), check=check, max_steps=len(log.rows) + 1
+    )
     for step in steps:
         row = log_row(core, step)
         own_rows.append(row)
@@ -92,7 +94,7 @@ def log_row(core: ServingCore, step: LockstepStep) -> dict[str, int]:
         "waiting": len(core.waiting),
         "sched_prefill_tokens": notes.prefill_tokens,
         "sched_decode_tokens": notes.decode_tokens,
-        "sched_reqs": len(notes.scheduled),
+        "sched_reqs": len(notes.scheduled) + len(notes.steady),
         "preemptions": core.num_preemptions,
         "free_gpu_blocks": census.free,
         "pinned_blocks": census.resident_pinned + census.hot + census.index + census.orphans,
@@ -119,7 +121,7 @@ def log_row(core: ServingCore, step: LockstepStep) -> dict[str, int]:
 
 
 def _all_resident(notes: StepNotes) -> int:
-    return int(all(_readable(request) for request in notes.scheduled))
+    return int(all(_readable(request) for request in (*notes.scheduled, *notes.steady)))
 
 
 def _readable(request: Request) -> bool:

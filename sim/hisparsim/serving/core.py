@@ -22,14 +22,17 @@ from hisparsim.serving.plan import (
     DecodeBatch,
     Finish,
     Idle,
+    Load,
     Outcome,
     Preempt,
     PrefillChunk,
+    Restore,
     StepPlan,
     TransferUpdate,
 )
 from hisparsim.serving.policy import LateFree, ResidencyPolicy
 from hisparsim.serving.request import Request, RequestSpec, Status
+from hisparsim.serving.steady import PlanInFlight, SteadyDecodes
 
 NEVER = 1 << 62
 """A token count that is never reached."""
@@ -47,11 +50,20 @@ class ProtocolError(RuntimeError):
 class Completion:
     """What came back with one step."""
 
-    tokens: list[tuple[Request, int]] = field(default_factory=list)
-    """Requests and how many output tokens each gained, in scheduling order."""
+    sequence: int = 0
+    """Number of the step among those that computed something, from 1."""
+    steady: tuple[Request, ...] = ()
+    """Requests that gained one token each, as in the step before; their counters lag (``settle``)."""
+    listed: list[tuple[Request, int]] = field(default_factory=list)
+    """The other requests that gained tokens, and how many."""
     finished: list[Request] = field(default_factory=list)
     surplus_tokens: int = 0
     """Tokens computed for requests that had finished already, discarded."""
+
+    @property
+    def tokens(self) -> list[tuple[Request, int]]:
+        """All requests that gained tokens, and how many."""
+        return [*((request, 1) for request in self.steady), *self.listed]
 
 
 @dataclass(slots=True)
@@ -69,15 +81,9 @@ class StepNotes:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     scheduled: tuple[Request, ...] = ()
-
-
-@dataclass(slots=True)
-class _InFlight:
-    plan_id: int
-    requests: list[Request]
-    counts: list[int]
-    drafts: list[int]
-    yields: list[bool]
+    """Requests that the plan lists one by one."""
+    steady: tuple[Request, ...] = ()
+    """Requests that decode one token as in the plan before."""
 
 
 class ServingCore:
@@ -94,12 +100,12 @@ class ServingCore:
         self.prefix_hit_tokens = 0
         self.num_finished = 0
         self.discarded_tokens = 0
-        self._plans: deque[_InFlight] = deque()
+        self._plans: deque[PlanInFlight] = deque()
         self._next_plan_id = 0
-        self._planned = 0
-        self._completed = 0
+        self._steady = SteadyDecodes(asynchronous=limits.async_depth > 1)
         self._late: deque[tuple[int, LateFree]] = deque()
         self._loaded: set[int] = set()
+        self._abandoned: dict[int, Request] = {}  # cancelled while a load still writes their blocks
         self._prefilling: dict[int, Request] = {}
         self._news: list[Action] = []
 
@@ -138,6 +144,8 @@ class ServingCore:
         request = self.requests.get(request_id)
         if request is None:
             raise ProtocolError(f"request {request_id} is not alive")
+        if request.steady:
+            self._steady.leave(request, self._plans)
         if request.status is Status.RUNNING:
             self.running.remove(request)
         else:
@@ -149,8 +157,20 @@ class ServingCore:
         self.policy.notify(updates)
 
     def loaded(self, request_id: int) -> None:
-        """A load that a request waits for is complete: it may be scheduled."""
+        """A load that a request waits for is complete: it may be scheduled.
+
+        Raises:
+            ProtocolError: no request waits for a load under this id.
+        """
+        abandoned = self._abandoned.pop(request_id, None)
+        if abandoned is not None:
+            self._leave(abandoned, finished=False)
+            return
+        request = self.requests.get(request_id)
+        if request is None or request.status is not Status.LOADING:
+            raise ProtocolError(f"request {request_id} does not wait for a load")
         self._loaded.add(request_id)
+        self.policy.loaded(request)
 
     @property
     def plans_in_flight(self) -> int:
@@ -193,50 +213,127 @@ class ServingCore:
         self.policy.begin_step()
         chosen: list[Request] = []
         counts: list[int] = []
-        budget = self._schedule_running(chosen, counts, self.limits.max_num_batched_tokens)
+        woken: list[Request] = []
+        budget = self._schedule_running(chosen, counts, woken)
         num_running_chosen = len(chosen)
         if not self.notes.preemptions:
             self._admit_waiting(chosen, counts, budget)
-        self.policy.end_step(
-            [
-                (request, min(request.computed + count, request.known))
-                for request, count in zip(chosen, counts, strict=True)
-            ]
-        )
+        self.policy.end_step(self._for_end_of_step(chosen, counts, woken))
         self.notes.scheduled = tuple(chosen)
-        if not chosen:
+        self.notes.steady = self._steady.members
+        starts_load = any(isinstance(action, Load | Restore) for action in self.policy.actions)
+        if not chosen and not self.notes.steady and not starts_load:
             return Idle(self.notes.blocked_by or "no request is ready")
         return self._commit(chosen, counts, num_running_chosen)
 
-    def _schedule_running(self, chosen: list[Request], counts: list[int], budget: int) -> int:
-        policy, running, limits = self.policy, self.running, self.limits
-        lookahead, longest = limits.draft_tokens, limits.max_model_len - 1
+    def _schedule_running(self, chosen: list[Request], counts: list[int], woken: list[Request]) -> int:
+        """Fill the lists for this plan and return the tokens left of its budget."""
+        steady, sequence = self._steady, self._steady.planned + 1
+        budget = self.limits.max_num_batched_tokens - len(steady)
+        prefilling = False
+        for request in self.running:
+            if request.wake > sequence:
+                if prefilling or budget < 0:
+                    break  # a chunk that comes before it in the order takes its share first
+                continue
+            if request.steady:
+                if prefilling or not self._stays_steady(request, woken):
+                    break
+                continue
+            count = self._tokens_wanted(request, budget)
+            if count:
+                if self._needs_memory(request, count) and not self.policy.extend(request, count):
+                    break
+                self._seal(request, min(request.computed + count, request.known))
+                prefilling = prefilling or request.prefilling
+                chosen.append(request)
+                counts.append(count)
+                budget -= count
+        else:
+            return budget
+        # Something does not go as usual: list everybody, and take them strictly one after another.
+        steady.leave_all(self._plans)
+        chosen.clear()
+        counts.clear()
+        woken.clear()
+        return self._schedule_one_by_one(chosen, counts)
+
+    def _schedule_one_by_one(self, chosen: list[Request], counts: list[int]) -> int:
+        budget = self.limits.max_num_batched_tokens
+        running = self.running
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
             index += 1
-            if request.ledger.paused:  # type: ignore[union-attr]
-                continue  # a transfer comes first
-            computed, placeholders = request.computed, request.placeholders
-            if placeholders and computed + 2 - placeholders >= request.end_tokens:
-                continue  # every token that was asked for is under way
-            count = request.known + request.drafts + placeholders - computed
-            if count > budget:
-                count = budget
-            if count > longest - computed:
-                count = longest - computed
-            if count <= 0:
+            count = self._tokens_wanted(request, budget)
+            if not count:
                 continue
-            needs = computed + count + lookahead > request.slot_tokens or request.ledger.wants_more  # type: ignore[union-attr]
-            if needs and not self._extend_or_preempt(request, count):
+            if self._needs_memory(request, count) and not self._extend_or_preempt(request, count):
                 break
-            known = min(computed + count, request.known)
-            if known >= request.next_seal:
-                policy.seal(request, known)
+            self._seal(request, min(request.computed + count, request.known))
             chosen.append(request)
             counts.append(count)
             budget -= count
         return budget
+
+    def _tokens_wanted(self, request: Request, budget: int) -> int:
+        """Tokens that a listed request would compute in this plan, 0 = none. Changes nothing."""
+        if request.ledger.paused:  # type: ignore[union-attr]
+            return 0  # a transfer comes first
+        computed, placeholders = request.computed, request.placeholders
+        if placeholders and computed + 2 - placeholders >= request.end_tokens:
+            return 0  # every token that was asked for is under way
+        count = request.known + request.drafts + placeholders - computed
+        return max(min(count, budget, self.limits.max_model_len - 1 - computed), 0)
+
+    def _needs_memory(self, request: Request, count: int) -> bool:
+        slots = request.computed + count + self.limits.draft_tokens
+        return slots > request.slot_tokens or request.ledger.wants_more  # type: ignore[union-attr]
+
+    def _seal(self, request: Request, known: int) -> None:
+        if known >= request.next_seal:
+            self.policy.seal(request, known)
+
+    def _quiet_until(self, request: Request) -> int:
+        """Computed tokens below which a steady request needs nothing and cannot finish."""
+        return min(self.policy.quiet_until(request), request.end_tokens - 2)
+
+    def _stays_steady(self, request: Request, woken: list[Request]) -> bool:
+        """A steady request's number has come: do what it needs; False where it has to be listed."""
+        steady, sequence = self._steady, self._steady.planned + 1
+        steady.settle(request)
+        quiet = self._quiet_until(request)
+        if request.computed >= quiet:
+            if request.computed >= request.end_tokens - 2 or request.ledger.paused:  # type: ignore[union-attr]
+                return False
+            if self._needs_memory(request, 1) and not self.policy.extend(request, 1):
+                return False
+            self._seal(request, min(request.computed + 1, request.known))
+            woken.append(request)
+            quiet = self._quiet_until(request)
+        request.wake = max(sequence + quiet - request.computed, sequence + 1)
+        return True
+
+    def _for_end_of_step(
+        self, chosen: list[Request], counts: list[int], woken: list[Request]
+    ) -> list[tuple[Request, int]]:
+        """The scheduled requests that the policy looks at, in the order of the running queue."""
+        if len(self._steady) and self.policy.looks_at_all():
+            self._steady.settle_all()
+            by_id = dict(zip((request.request_id for request in chosen), counts, strict=True))
+            everybody = (
+                (request, 1 if request.steady else by_id.get(request.request_id, 0))
+                for request in self.running
+            )
+            return [(r, min(r.computed + count, r.known)) for r, count in everybody if count]
+        pairs = [(r, min(r.computed + count, r.known)) for r, count in zip(chosen, counts, strict=True)]
+        if not woken:
+            return pairs
+        late = [(request, min(request.computed + 1, request.known)) for request in woken]
+        if not pairs:
+            return late
+        place = {id(request): index for index, request in enumerate(self.running)}
+        return sorted([*late, *pairs], key=lambda pair: place[id(pair[0])])
 
     def _extend_or_preempt(self, request: Request, count: int) -> bool:
         """Give a running request its slots, taking memory from the newest requests if need be."""
@@ -246,7 +343,7 @@ class ServingCore:
                 notes.waited = True
                 return False
             victim = self.running[-1]
-            if policy.defers_frees and victim.last_plan > self._completed:
+            if policy.defers_frees and victim.last_plan > self._steady.completed:
                 notes.victim_in_flight = True
                 return False
             self.running.pop()
@@ -265,7 +362,10 @@ class ServingCore:
         request.stale = request.in_flight
         request.placeholders = 0
         request.num_preemptions += 1
-        self.waiting.appendleft(request)
+        holders = 0
+        while holders < len(self.waiting) and self.waiting[holders].ledger is not None:
+            holders += 1
+        self.waiting.insert(holders, request)
         self.num_preemptions += 1
         self.notes.preemptions += 1
 
@@ -305,39 +405,39 @@ class ServingCore:
             budget -= count
         if skipped:
             notes.blocked_by = notes.blocked_by or "loading"
-            waiting.extendleft(reversed(skipped))
+            # Requests that hold memory stand in front: they must never wait behind one that gets none.
+            waiting.extendleft(request for request in reversed(skipped) if request.ledger is None)
+            waiting.extendleft(request for request in reversed(skipped) if request.ledger is not None)
 
     def _try_admit(
         self, request: Request, budget: int, *, pads: bool, decodes_run: bool
     ) -> tuple[bool, int | None]:
         """Memory for a waiting request: (it must load first, tokens to compute now or None)."""
-        policy = self.policy
+        policy, limits = self.policy, self.limits
         fresh = request.computed == 0
         hit = policy.lookup(request) if fresh else None
         start = hit.tokens if hit is not None else request.computed
         loads = hit is not None and hit.loaded_tokens > 0
         count = 0 if loads else min(request.known - start, budget)
-        drafts = self.limits.draft_tokens
+        drafts = limits.draft_tokens
         padded = pads and request.known - start == 1 and not loads and (decodes_run or start > 0)
-        if padded and start + drafts + 2 <= self.limits.max_model_len:
+        if padded and start + drafts + 2 <= limits.max_model_len:
             count += drafts
             if count > budget:
                 return False, None
         else:
             padded = False
-        reserve = self.limits.watermark_blocks if self.running else 0
-        if loads:
-            reserve += sum(policy.remaining_blocks(other) for other in self._prefilling.values())
-            reserve += self.limits.draft_tokens and 1 + 2 * self.limits.draft_tokens
+        reserve = limits.watermark_blocks if self.running else 0
         if hit is not None:
-            if not policy.admit(request, hit, count, reserve=reserve):
+            promised = self._promised_blocks() if loads else 0
+            if not policy.admit(request, hit, count, reserve=reserve, promised=promised):
                 return False, None
             resumed = request.num_preemptions > 0
             self.prefix_hit_tokens += hit.tokens
             self._news.append(Admit(request.request_id, hit.tokens, hit.loaded_tokens, resumed))
             if request.hit_tokens is None:
                 request.hit_tokens = hit.tokens + hit.loaded_tokens
-        elif not policy.extend(request, count):
+        elif not policy.resume(request, count, reserve=reserve):
             return False, None
         request.computed = start
         request.drafts = drafts if padded else 0
@@ -355,11 +455,20 @@ class ServingCore:
             self._prefilling[request.request_id] = request
         return False, count
 
+    def _promised_blocks(self) -> int:
+        """Blocks that prefills under way still need, and one step of drafts of the request to admit."""
+        limits, policy = self.limits, self.policy
+        drafts = limits.draft_tokens
+        further = 1 + 2 * drafts if drafts else 0
+        return policy.draft_blocks() + sum(
+            policy.missing_blocks(other, min(other.known, limits.max_model_len) + further)
+            for other in self._prefilling.values()
+        )
+
     def _finish_loading(self, request: Request) -> bool:
         if request.request_id not in self._loaded:
             return False
         self._loaded.discard(request.request_id)
-        self.policy.loaded(request)
         self.policy.seal(request, request.computed)
         if request.computed == request.known:
             request.computed -= 1  # the last prompt token is always computed, its logits are needed
@@ -368,27 +477,29 @@ class ServingCore:
 
     def _commit(self, chosen: list[Request], counts: list[int], num_running_chosen: int) -> StepPlan:
         """Advance the counters as if the step had run, and take its snapshot."""
-        limits, notes, page = self.limits, self.notes, self.limits.page_tokens
+        limits, notes, page, steady = self.limits, self.notes, self.limits.page_tokens, self._steady
         asynchronous = limits.async_depth > 1
-        self._planned += 1
+        implied = notes.steady
+        steady.planned += bool(chosen or implied)  # a plan without tokens writes nothing
+        decode_ids, contexts = steady.ids, steady.contexts()
+        listed_ids: list[int] = []
+        listed_contexts: list[int] = []
+        listed_decodes: list[Request] = []
         yields: list[bool] = []
         drafts: list[int] = []
-        decode_ids: list[int] = []
-        contexts: list[int] = []
-        readable: list[int] = []
         prefills: list[PrefillChunk] = []
+        joining: list[Request] = []
         for position, (request, count) in enumerate(zip(chosen, counts, strict=True)):
             before, known = request.computed, request.known
             after = before + count
-            verified = after - known - request.placeholders if request.drafts else 0
+            verified = max(after - known - request.placeholders, 0) if request.drafts else 0
             request.computed = after
             request.in_flight += count
-            request.last_plan = self._planned
+            request.last_plan = steady.planned
             was_prefilling = request.prefilling or position >= num_running_chosen
             if was_prefilling and before >= request.prompt_tokens and count <= 1 + limits.draft_tokens:
                 was_prefilling = False  # resumed, and only its last token is missing: a decode
             request.prefilling = after < known + request.placeholders
-            verified = max(verified, 0)
             if request.prefilling:
                 request.drafts = 0
             else:
@@ -397,6 +508,8 @@ class ServingCore:
                 request.drafts = limits.draft_tokens
                 if self._prefilling:
                     self._prefilling.pop(request.request_id, None)
+                if not limits.draft_tokens:
+                    joining.append(request)
             yields.append(not request.prefilling)
             drafts.append(verified)
             if was_prefilling:
@@ -408,24 +521,37 @@ class ServingCore:
                 )
             else:
                 notes.decode_tokens += count
-                decode_ids.append(request.request_id)
-                contexts.append(after)
-                readable.append(request.ledger.num_readable)  # type: ignore[union-attr]
+                listed_ids.append(request.request_id)
+                listed_contexts.append(after)
+                listed_decodes.append(request)
+        notes.decode_tokens += len(implied)
         plan_id = self._next_plan_id
         self._next_plan_id += 1
-        self._plans.append(_InFlight(plan_id, chosen, counts, drafts, yields))
-        context_array = np.array(contexts, np.int64)
-        pages_array = (context_array + (page - 1)) // page
-        actions = (*self._news, *self.policy.actions)
-        self._news.clear()
-        self.policy.actions.clear()
+        self._plans.append(PlanInFlight(plan_id, steady.planned, chosen, counts, drafts, yields, implied))
+        if listed_ids:
+            decode_ids = (*decode_ids, *listed_ids)
+            contexts = np.concatenate([contexts, np.array(listed_contexts, np.int64)])
+        pages = (contexts + (page - 1)) // page
+        resident = pages
+        if self.policy.uses_groups:
+            readable = [r.ledger.num_readable for r in (*implied, *listed_decodes)]  # type: ignore[union-attr]
+            resident = np.minimum(np.array(readable, np.int64), pages)
+        for request in joining:
+            quiet = self._quiet_until(request)
+            if request.computed + 1 < quiet:
+                steady.join(request, steady.planned + 1 + quiet - request.computed)
+        actions: tuple[Action, ...] = ()
+        if self._news or self.policy.actions:
+            actions = (*self._news, *self.policy.actions)
+            self._news.clear()
+            self.policy.actions.clear()
         return StepPlan(
             plan_id=plan_id,
             decodes=DecodeBatch(
-                tuple(decode_ids),
-                context_array,
-                pages_array,
-                np.minimum(np.array(readable, np.int64), pages_array),
+                decode_ids,
+                contexts,
+                pages,
+                resident,
                 1 + limits.draft_tokens,
                 limits.hot_rows if self.policy.uses_groups else 0,
             ),
@@ -447,11 +573,15 @@ class ServingCore:
         if not self._plans or self._plans[0].plan_id != plan_id:
             oldest = self._plans[0].plan_id if self._plans else None
             raise ProtocolError(f"plan {plan_id} completed, the oldest in flight is {oldest}")
+        if outcome.stopped:
+            for request in self._steady.members:
+                if request.request_id in outcome.stopped:
+                    self._steady.leave(request, self._plans)
         plan = self._plans.popleft()
-        self._completed += 1
-        while self._late and self._late[0][0] <= self._completed:
+        self._steady.completed += bool(plan.requests or plan.steady)
+        while self._late and self._late[0][0] <= self._steady.completed:
             self._late.popleft()[1]()
-        result = Completion()
+        result = Completion(plan.sequence, plan.steady_members())
         for request, count, verified, gives in zip(
             plan.requests, plan.counts, plan.drafts, plan.yields, strict=True
         ):
@@ -496,31 +626,66 @@ class ServingCore:
                 settled = request.computed - request.in_flight
                 if settled >= request.next_seal:
                     self.policy.seal(request, settled)
-        result.tokens.append((request, kept))
+        result.listed.append((request, kept))
         if stops:
             result.finished.append(request)
             self._retire(request, Status.FINISHED)
 
     def _retire(self, request: Request, status: Status) -> None:
-        held = request.ledger is not None
+        loading = request.status is Status.LOADING and request.request_id not in self._loaded
         request.status = status
         self._prefilling.pop(request.request_id, None)
         self._loaded.discard(request.request_id)
         del self.requests[request.request_id]
-        if held:
+        if loading:
+            self._abandoned[request.request_id] = request
+        elif request.ledger is not None:
             self._leave(request, finished=status is Status.FINISHED)
         self.num_finished += status is Status.FINISHED
         self._news.append(Finish(request.request_id, request.output_tokens, status is Status.CANCELLED))
 
     def _leave(self, request: Request, *, finished: bool) -> None:
         self._prefilling.pop(request.request_id, None)
-        in_flight = self.policy.defers_frees and request.last_plan > self._completed
+        in_flight = self.policy.defers_frees and request.last_plan > self._steady.completed
         late = self.policy.leave(request, finished=finished, in_flight=in_flight)
         if late is not None:
-            self._late.append((self._planned, late))
+            self._late.append((self._steady.planned, late))
         request.ledger = None
         request.slot_tokens = 0
         request.next_seal = 0
+
+    def settle(self) -> None:
+        """Bring the counters of all requests up to date (those of steady decodes lag)."""
+        self._steady.settle_all()
+
+    # -- quiet stretches --------------------------------------------------------------------------
+
+    def quiet_steps(self) -> int:
+        """How many further rounds of plan and complete only lengthen contexts. Changes nothing.
+
+        Holds as long as nothing is submitted, cancelled or notified meanwhile.
+        """
+        steady, notes = self._steady, self.notes
+        if not len(steady) or len(steady) != len(self.running):
+            return 0
+        if self.waiting and notes.blocked_by not in ("gpu_blocks", "host_blocks", "max_num_seqs"):
+            return 0
+        if len(self._plans) != self.limits.async_depth - 1 or self._late or self._news:
+            return 0
+        if self.policy.actions or self.policy.looks_at_all():
+            return 0
+        if any(plan.requests for plan in self._plans) or notes.scheduled:
+            return 0
+        return max(min(request.wake for request in self.running) - steady.planned - 1, 0)
+
+    def advance(self, rounds: int) -> None:
+        """Make so many plans and bring as many back, all as :meth:`quiet_steps` promised."""
+        self._steady.planned += rounds
+        self._steady.completed += rounds
+        self._next_plan_id += rounds
+        for plan in self._plans:
+            plan.plan_id += rounds
+            plan.sequence += rounds
 
     # -- laws -------------------------------------------------------------------------------------
 
@@ -530,6 +695,7 @@ class ServingCore:
         Raises:
             LawBroken: with both sides.
         """
+        self.settle()
         queued = [*self.running, *self.waiting]
         if len({request.request_id for request in queued}) != len(queued):
             raise LawBroken("a request stands in two queues")

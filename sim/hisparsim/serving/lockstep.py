@@ -17,6 +17,7 @@ from hisparsim.serving.plan import (
     Idle,
     Load,
     Outcome,
+    Restore,
     StepPlan,
     TransferPhase,
     TransferUpdate,
@@ -110,9 +111,9 @@ def lockstep(
             if on_complete is not None:
                 on_complete(done, completion)
             finished = completion.finished
-        core.notify(news.pop(done_index, []))
         for request_id in loads.pop(done_index, []):
             core.loaded(request_id)
+        core.notify(news.pop(done_index, []))
         for request in finished:
             finish_to_tell = True
             follower = users.after(request.request_id)
@@ -128,7 +129,7 @@ def _schedule_transfers(
     loads: dict[int, list[int]],
 ) -> None:
     for action in plan.actions:
-        if isinstance(action, WriteBack):
+        if isinstance(action, WriteBack | Restore):
             enqueued = TransferUpdate(action.transfer_id, TransferPhase.ENQUEUED)
             done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
             news.setdefault(index + lags.enqueued, []).append(enqueued)

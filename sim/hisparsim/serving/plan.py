@@ -129,6 +129,20 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Restore:
+    """A page is copied from its host block to the GPU before the step computes; its request writes on there."""
+
+    transfer_id: int
+    request_id: int
+    page: int
+    host_block: int
+    resident_blocks: IntArray
+    """[groups]"""
+    num_bytes: int
+    """Bytes for one GPU."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Release:
     """A request stops holding pages; the pool may reuse their blocks and they stay readable until then."""
 
@@ -170,12 +184,17 @@ class Finish:
     cancelled: bool
 
 
-Action: TypeAlias = Admit | Allocate | LeaseHot | WriteBack | Load | Release | Lose | Adopt | Preempt | Finish
+Action: TypeAlias = (
+    Admit | Allocate | LeaseHot | WriteBack | Load | Restore | Release | Lose | Adopt | Preempt | Finish
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """One engine step. ``actions`` are in the order in which the ledgers changed."""
+    """One engine step. ``actions`` are in the order in which the ledgers changed.
+
+    A plan without tokens only starts transfers (:class:`Load`, :class:`Restore`) that requests wait for.
+    """
 
     plan_id: int
     decodes: DecodeBatch

@@ -138,9 +138,30 @@ class ResidencyPolicy(ABC):
         """Whether a failed allocation should wait for a transfer rather than preempt. Changes nothing."""
         return False
 
-    def remaining_blocks(self, request: Request) -> int:
-        """Blocks that an admitted request still needs to compute what is known of it. Changes nothing."""
-        return max(self.limits.pages(request.known) - self._pages_of(request), 0)
+    def missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """GPU blocks that an admitted request lacks to hold so many tokens. Changes nothing."""
+        return max(self.limits.pages(num_tokens) - self._pages_of(request), 0)
+
+    def draft_blocks(self) -> int:
+        """GPU blocks that a request's drafts of one step may take at most. Changes nothing."""
+        drafts = self.limits.draft_tokens
+        return self.limits.pages(1 + 2 * drafts) if drafts else 0
+
+    def quiet_until(self, request: Request) -> int:
+        """Computed tokens below which a decode of one token needs neither ``extend`` nor ``seal`` nor
+        anything in ``end_step``. Changes nothing.
+
+        The default knows slots and keys; a policy with further events takes the least of them.
+        """
+        ledger = request.ledger
+        if ledger is None or ledger.wants_more or ledger.paused:
+            return 0
+        return min(request.slot_tokens - self.limits.draft_tokens, request.next_seal - 1)
+
+    def looks_at_all(self) -> bool:
+        """Whether ``end_step`` has to see every scheduled request of this plan, not only those with something
+        of their own to do. Changes nothing."""
+        return False
 
     @abstractmethod
     def census(self, running: Sequence[Request]) -> Census:
@@ -157,22 +178,36 @@ class ResidencyPolicy(ABC):
         self.blocked_by = None
 
     @abstractmethod
-    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
+    def admit(
+        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
+    ) -> bool:
         """Take memory for the hit and the first ``num_tokens`` after it, or change nothing and say False.
 
-        ``reserve`` blocks must stay free besides.
+        ``reserve`` blocks must stay free besides; a hit that is loaded first must also leave the
+        ``promised`` ones that prefills under way count on.
         """
 
     @abstractmethod
-    def extend(self, request: Request, num_tokens: int) -> bool:
-        """Take slots for ``num_tokens`` more of a running request, or change nothing and say False."""
+    def extend(self, request: Request, num_tokens: int, *, reserve: int = 0) -> bool:
+        """Take slots for ``num_tokens`` more of a request, or change nothing and say False."""
+
+    def resume(self, request: Request, num_tokens: int, *, reserve: int) -> bool:
+        """As :meth:`extend` for a request whose load is complete: all that is known of it must fit."""
+        missing = self.missing_blocks(request, min(request.known, self.limits.max_model_len))
+        if missing + reserve > self.pool.num_free:
+            self.blocked_by = "gpu_blocks"
+            return False
+        return self.extend(request, num_tokens, reserve=reserve)
 
     @abstractmethod
     def seal(self, request: Request, num_tokens: int) -> None:
         """The first ``num_tokens`` have known content: cache the pages that they fill. Sets ``next_seal``."""
 
     def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
-        """Residency work after scheduling. Pairs give the tokens computed and known once the step is done."""
+        """Residency work after scheduling. Pairs give the tokens computed and known once the step is done.
+
+        Steady decodes (see :meth:`quiet_until`) are left out unless :meth:`looks_at_all`.
+        """
 
     def loaded(self, request: Request) -> None:  # noqa: B027
         """The load that a request waited for is complete; its pages hold their content."""

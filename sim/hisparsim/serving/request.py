@@ -46,9 +46,10 @@ class Request:
     """
 
     __slots__ = (
-        "computed", "drafts", "end_tokens", "hit_tokens", "in_flight", "key_list", "known", "last_plan",
-        "ledger", "next_seal", "num_preemptions", "output_tokens", "page_keys", "placeholders", "prefilling",
-        "prompt_tokens", "request_id", "slot_tokens", "stale", "status",
+        "base_completed", "base_planned", "computed", "drafts", "end_tokens", "hit_tokens", "in_flight",
+        "key_list", "known", "last_plan", "ledger", "next_seal", "num_preemptions", "output_tokens",
+        "page_keys", "placeholders", "prefilling", "prompt_tokens", "request_id", "slot_tokens", "stale",
+        "status", "steady", "steady_since", "steady_through", "wake",
     )  # fmt: skip
 
     def __init__(self, spec: RequestSpec) -> None:
@@ -84,6 +85,16 @@ class Request:
         self.num_preemptions = 0
         self.hit_tokens: int | None = None
         """Prefix tokens found at the first admission."""
+        self.steady = False
+        """Gains one token in every plan; its counters are brought up to date when somebody looks."""
+        self.steady_since = 0
+        """Last plan that lists it one by one; the later ones imply it."""
+        self.steady_through = -1
+        """Last plan whose token came to it unlisted."""
+        self.base_planned = 0
+        self.base_completed = 0
+        self.wake = 0
+        """First plan in which something may happen to it besides one more token."""
         self.ledger: RequestLedger | None = None
         """What the policy keeps about it while it holds memory."""
 

@@ -29,8 +29,10 @@ from hisparsim.serving.plan import (
     Allocate,
     IntArray,
     LeaseHot,
+    Load,
     Lose,
     Release,
+    Restore,
     TransferPhase,
     TransferUpdate,
     WriteBack,
@@ -106,12 +108,18 @@ class HybridLedger(RequestLedger):
 
 
 class _Transfer:
-    """Consecutive pages on their way to the host; it holds host blocks and frames until it is done."""
+    """Consecutive pages on their way to the host, or one on its way back.
 
-    __slots__ = ("done", "enqueued", "end", "first", "frames", "host_blocks", "ledger")
+    It holds host blocks and frames until it is done.
+    """
 
-    def __init__(self, ledger: HybridLedger, first: int, end: int, frames: IntArray) -> None:
+    __slots__ = ("done", "enqueued", "end", "first", "frames", "host_blocks", "ledger", "restores")
+
+    def __init__(
+        self, ledger: HybridLedger, first: int, end: int, frames: IntArray, *, restores: bool = False
+    ) -> None:
         self.ledger = ledger
+        self.restores = restores
         self.first = first
         self.end = end
         self.frames = frames
@@ -129,6 +137,7 @@ class Hybrid(ResidencyPolicy):
         "transition_on_watermark": True,
         "lease_next_step": True,
         "eager_host_mirror": True,
+        "indexer_offload": False,
     }
 
     def __init__(self, limits: ServingLimits, **options: Any) -> None:
@@ -148,13 +157,17 @@ class Hybrid(ResidencyPolicy):
         self._lost: dict[int, list[IntArray]] = {}
         self._pages_lost = 0
         self._pages_adopted = 0
+        self._num_hot = 0
+        self._num_adopting = 0
+        self._low_water = limits.transition_watermark if self.option_values["transition_on_watermark"] else 0
 
     # -- queries ----------------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> PrefixHit:
         """A prefix counts as far as both the host tier and the GPU's indexer pages still hold it.
 
-        With speculation its last page is computed again: the drafter needs the hidden states there.
+        With speculation its last page is computed again: the drafter needs the hidden states there. With
+        ``indexer_offload`` the indexer pages of what else the host tier holds are loaded.
         """
         if not self.limits.prefix_caching or request.page_keys is None:
             return NO_HIT
@@ -162,11 +175,14 @@ class Hybrid(ResidencyPolicy):
         keys = request.keys((request.known - (not drafting)) // self.limits.page_tokens)
         host = self.host.find_prefix(keys)
         index = self.pool.find_prefix(keys[: len(host)])
-        pages = len(index) - drafting
-        if pages <= 0:
+        pages = total = max(len(index) - drafting, 0)
+        if self.option_values["indexer_offload"]:
+            total = max(pages, min(len(host), (request.known - 1) // self.limits.page_tokens))
+        if not total:
             return NO_HIT
-        blocks = (np.array(host[:pages], np.int32), np.array(index[:pages], np.int32))
-        return PrefixHit(pages * self.limits.page_tokens, 0, blocks)
+        blocks = (np.array(host[:total], np.int32), np.array(index[:pages], np.int32))
+        page_tokens = self.limits.page_tokens
+        return PrefixHit(pages * page_tokens, (total - pages) * page_tokens, blocks)
 
     def may_wait(self) -> bool:
         """Waiting helps while a write-back is in flight whose completion can free something."""
@@ -179,6 +195,31 @@ class Hybrid(ResidencyPolicy):
             if np.any(self.host.ref[transfer.host_blocks] == 1):
                 return True
         return False
+
+    def quiet_until(self, request: Request) -> int:
+        ledger = request.ledger
+        assert isinstance(ledger, HybridLedger)
+        next_write_back = (ledger.planned + 1) * self.limits.page_tokens
+        return min(super().quiet_until(request), next_write_back - 1)
+
+    def looks_at_all(self) -> bool:
+        """When the pool is low, every request that cannot read from the host is asked to."""
+        if self._num_hot == len(self._ledgers):
+            return False
+        return self.pool.num_free < self._low_water or self._num_adopting > 0
+
+    def missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """More than the pool has where the host pool cannot hold the pages."""
+        ledger, limits = request.ledger, self.limits
+        assert isinstance(ledger, HybridLedger)
+        pages, held = limits.pages(num_tokens), ledger.num_pages
+        if pages - held > self.host.num_free:
+            return self.pool.num_blocks + 1
+        resident = limits.num_groups * max(min(pages, limits.admission_cap_pages) - held, 0)
+        return max(pages - held, 0) + resident + (limits.hot_blocks if ledger.wants_more else 0)
+
+    def draft_blocks(self) -> int:
+        return super().draft_blocks() * 2 * (1 + self.limits.num_groups)
 
     def fits_alone(self, request: Request) -> str | None:
         limits = self.limits
@@ -214,7 +255,8 @@ class Hybrid(ResidencyPolicy):
             else:
                 counts.num_mixed += 1
         counts.hot = counts.num_hot * self.limits.hot_blocks
-        counts.resident_pinned = self.frames.num_pinned_blocks()
+        loading = len(self._ledgers) - len(running)  # each holds its last page besides
+        counts.resident_pinned = self.frames.num_pinned_blocks() - loading * self.limits.num_groups
         counts.resident_released = self.frames.num_released_blocks()
         counts.orphans = self.pool.num_held - counts.index - counts.hot - counts.resident_pinned
         counts.watched_free = self.pool.num_watched_free
@@ -229,42 +271,72 @@ class Hybrid(ResidencyPolicy):
         super().begin_step()
         self._pages_lost = 0
 
-    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
-        """Reserve for the whole prompt, its resident pages capped at the in-flight window."""
+    def admit(
+        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
+    ) -> bool:
+        """Reserve for the whole prompt, its resident pages capped at the in-flight window.
+
+        A hit that is loaded keeps one resident page, its last one, and is not capped.
+        """
         limits, pool, host = self.limits, self.pool, self.host
         hit_pages = hit.tokens // limits.page_tokens
-        hot = limits.hot_blocks if hit_pages else 0
+        held = hit_pages + hit.loaded_tokens // limits.page_tokens
+        loads = held > hit_pages
+        hot = limits.hot_blocks if held else 0
         host_again = index_again = 0
-        if hit_pages:
+        if held:
             host_again = host.num_free_among(hit.blocks[0])
             index_again = pool.num_free_among(hit.blocks[1])
         prompt = limits.pages(min(request.known, limits.max_model_len))
-        window = max(min(prompt, limits.admission_cap_pages) - hit_pages, 0)
-        pages = self._slots(hit.tokens + num_tokens)
-        for total, resident in ((prompt, window), (pages, pages - hit_pages)):
-            if total - hit_pages + host_again > host.num_free:
+        pages = held if loads else self._slots(hit.tokens + num_tokens)
+        window = max((prompt if loads else min(prompt, limits.admission_cap_pages)) - held, 0)
+        for total, resident, kept in ((prompt, window, 0), (pages, pages - held, promised)):
+            if total - held + host_again > host.num_free:
                 self.blocked_by = "host_blocks"
                 return False
-            needed = total - hit_pages + index_again + limits.num_groups * resident + hot
-            if needed + reserve > pool.num_free:
+            needed = total - hit_pages + index_again + limits.num_groups * (resident + loads) + hot
+            if needed + reserve + kept > pool.num_free:
                 self.blocked_by = "gpu_blocks"
                 return False
         ledger = HybridLedger(request, limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2)
         request.ledger = ledger
         self._ledgers[request.request_id] = ledger
-        if hit_pages:
+        if held:
             host.touch(hit.blocks[0])
             pool.touch(hit.blocks[1])
-            ledger.host[:hit_pages], ledger.index[:hit_pages] = hit.blocks
-            ledger.num_pages = ledger.cached_host = ledger.cached_index = hit_pages
-            ledger.host_valid[:hit_pages] = True
-            ledger.ready_pages = ledger.planned = ledger.adopt_pages = ledger.copies_recorded = hit_pages
+            ledger.host[:held] = hit.blocks[0]
+            ledger.index[:hit_pages] = hit.blocks[1]
+            ledger.num_pages = ledger.cached_index = hit_pages
+            ledger.cached_host = held
+            ledger.host_valid[:held] = True
+            ledger.ready_pages = ledger.planned = ledger.copies_recorded = held
+            ledger.adopt_pages = hit_pages
             ledger.wants_more = True
-        self._allocate(request, ledger, pages)
+        if loads:
+            self._allocate_for_load(request, ledger, held)
+        else:
+            self._allocate(request, ledger, pages)
         self._plan_seal(request, ledger)
         return True
 
-    def extend(self, request: Request, num_tokens: int) -> bool:
+    def _allocate_for_load(self, request: Request, ledger: HybridLedger, pages: int) -> None:
+        """Indexer blocks for the pages that are loaded, resident ones for the last page, the hot buffer."""
+        first, count, limits = ledger.num_pages, pages - ledger.num_pages, self.limits
+        ledger.index[first:pages] = self.pool.take(count)
+        frames = self.frames.allocate(1)
+        ledger.frames[pages - 1] = frames[0]
+        ledger.num_pages = pages
+        ledger.num_readable = 1
+        resident = np.zeros((count, limits.num_groups), np.int32)
+        resident[-1] = self.frames.blocks[frames[0]]
+        index, host = ledger.index[first:pages].copy(), ledger.host[first:pages].copy()
+        self.actions.append(Allocate(request.request_id, first, index, resident, host))
+        self._allocate(request, ledger, pages)  # the hot buffer
+        keys = self.host.key[host]
+        num_bytes = count * limits.block_bytes
+        self.actions.append(Load(self._new_transfer_id(), request.request_id, count, num_bytes, keys, index))
+
+    def extend(self, request: Request, num_tokens: int, *, reserve: int = 0) -> bool:
         ledger, limits = request.ledger, self.limits
         assert isinstance(ledger, HybridLedger)
         pages = self._slots(request.computed + num_tokens)
@@ -273,7 +345,7 @@ class Hybrid(ResidencyPolicy):
             self.blocked_by = "host_blocks"
             return False
         lease = limits.hot_blocks if ledger.wants_more else 0
-        if new * (1 + limits.num_groups) + lease > self.pool.num_free:
+        if new * (1 + limits.num_groups) + lease + reserve > self.pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
         self._allocate(request, ledger, pages)
@@ -306,6 +378,7 @@ class Hybrid(ResidencyPolicy):
             )
         if ledger.wants_more:
             ledger.wants_more = False
+            self._num_hot += 1
             ledger.hot = self.pool.take(limits.hot_blocks).reshape(limits.num_groups, limits.hot_pages)
             self.actions.append(LeaseHot(request.request_id, ledger.hot))
         request.slot_tokens = ledger.num_pages * limits.page_tokens
@@ -373,7 +446,6 @@ class Hybrid(ResidencyPolicy):
     def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
         limits = self.limits
         budget = self._write_back_budget
-        low = limits.transition_watermark if self.option_values["transition_on_watermark"] else 0
         window = limits.admission_cap_pages
         page_tokens = limits.page_tokens
         for request, tokens in scheduled:
@@ -385,8 +457,9 @@ class Hybrid(ResidencyPolicy):
             if ledger.adopt_pages:
                 self._adopt(ledger)
             if ledger.hot is None:
-                if self.pool.num_free < low or ledger.num_pages >= window:
+                if self.pool.num_free < self._low_water or ledger.num_pages >= window:
                     ledger.wants_more = True
+                    request.wake = 0
             elif ledger.num_clean_pinned:
                 self._release_clean(ledger)
 
@@ -395,16 +468,8 @@ class Hybrid(ResidencyPolicy):
         first = ledger.planned
         if sealed <= first:
             return 0
-        frames = ledger.frames[first:sealed].copy()
-        transfer = _Transfer(ledger, first, sealed, frames)
-        self.host.ref[transfer.host_blocks] += 1  # held already, so never in the free queue
-        self.frames.pin(frames)
-        ledger.writing[first:sealed] = True
-        ledger.num_writing += sealed - first
+        transfer_id, transfer = self._start_transfer(ledger, first, sealed, restores=False)
         ledger.planned = sealed
-        transfer_id = self._next_transfer
-        self._next_transfer += 1
-        self._transfers[transfer_id] = transfer
         num_bytes = 0 if self.mirrors_decode else (sealed - first) * self.limits.host_block_bytes
         self.actions.append(
             WriteBack(
@@ -412,11 +477,27 @@ class Hybrid(ResidencyPolicy):
                 ledger.request_id,
                 first,
                 transfer.host_blocks,
-                self.frames.blocks[frames],
+                self.frames.blocks[transfer.frames],
                 num_bytes,
             )
         )
         return sealed - first
+
+    def _start_transfer(
+        self, ledger: HybridLedger, first: int, end: int, *, restores: bool
+    ) -> tuple[int, _Transfer]:
+        transfer = _Transfer(ledger, first, end, ledger.frames[first:end].copy(), restores=restores)
+        self.host.ref[transfer.host_blocks] += 1  # held already, so never in the free queue
+        self.frames.pin(transfer.frames)
+        ledger.writing[first:end] = True
+        ledger.num_writing += end - first
+        transfer_id = self._new_transfer_id()
+        self._transfers[transfer_id] = transfer
+        return transfer_id, transfer
+
+    def _new_transfer_id(self) -> int:
+        self._next_transfer += 1
+        return self._next_transfer - 1
 
     def _adopt(self, ledger: HybridLedger) -> None:
         """Read prefix pages again where the GPU still holds a copy; hits may be scattered."""
@@ -429,6 +510,7 @@ class Hybrid(ResidencyPolicy):
                 pages.append(page)
                 frames.append(frame)
         ledger.adopt_pages = 0
+        self._num_adopting -= 1
         if not pages:
             return
         frame_array = np.array(frames, np.int32)
@@ -461,6 +543,24 @@ class Hybrid(ResidencyPolicy):
 
     # -- changes: transfers -----------------------------------------------------------------------
 
+    def loaded(self, request: Request) -> None:
+        """The last page comes back to the GPU too: the request's next tokens may be written there."""
+        ledger = request.ledger
+        assert isinstance(ledger, HybridLedger)
+        last = ledger.num_pages - 1
+        transfer_id, transfer = self._start_transfer(ledger, last, last + 1, restores=True)
+        self._restores_to_send += 1
+        self.actions.append(
+            Restore(
+                transfer_id,
+                request.request_id,
+                last,
+                int(transfer.host_blocks[0]),
+                self.frames.blocks[transfer.frames[0]],
+                self.limits.host_block_bytes,
+            )
+        )
+
     def notify(self, updates: Sequence[TransferUpdate]) -> None:
         for update in updates:
             transfer = self._transfers.get(update.transfer_id)
@@ -489,6 +589,8 @@ class Hybrid(ResidencyPolicy):
                 current[ledger.request_id] = ledger
                 ledger.clean_pinned[first:end] = True
                 ledger.num_clean_pinned += end - first
+                if transfer.restores:
+                    self.frames.record_copies(transfer.frames, self.host.key[transfer.host_blocks])
                 self.host.ref[transfer.host_blocks] -= 1  # its request holds them still
                 if ledger.hot is not None:
                     end = min(end, ledger.num_pages - KEPT_TAIL_PAGES)
@@ -536,6 +638,8 @@ class Hybrid(ResidencyPolicy):
         ledger = request.ledger
         assert isinstance(ledger, HybridLedger)
         del self._ledgers[request.request_id]
+        self._num_hot -= ledger.hot is not None
+        self._num_adopting -= ledger.adopt_pages > 0
         if finished and ledger.publish_pages is not None and ledger.num_writing:
             self._detached[ledger] = ledger.host[: ledger.publish_pages].copy()
             self.host.touch(self._detached[ledger])
@@ -571,6 +675,11 @@ class Hybrid(ResidencyPolicy):
         self.host.check()
         self.frames.check()
         readers = np.zeros_like(self.frames.readers)
+        alive = {request.request_id for request in running}
+        for request_id, ledger in self._ledgers.items():
+            if request_id not in alive:
+                frames = ledger.frames[: ledger.num_pages]
+                np.add.at(readers, frames[frames != NO_FRAME], 1)
         for request in running:
             ledger = request.ledger
             assert isinstance(ledger, HybridLedger)

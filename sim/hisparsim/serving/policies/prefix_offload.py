@@ -62,6 +62,12 @@ class PrefixOffload(GpuOnly):
         blocks = hit.blocks if hit.blocks else (np.empty(0, np.int32),)
         return PrefixHit(hit.tokens, len(behind) * page, (*blocks, np.array(behind, np.int32)))
 
+    def quiet_until(self, request: Request) -> int:
+        ledger = request.ledger
+        assert isinstance(ledger, OffloadLedger)
+        next_store = (ledger.offered_pages + 1) * self.limits.page_tokens
+        return min(super().quiet_until(request), next_store - 1)
+
     def census(self, running: Sequence[Request]) -> Census:
         counts = super().census(running)
         tables = sum(self._pages_of(request) for request in running)
@@ -73,8 +79,10 @@ class PrefixOffload(GpuOnly):
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
-        if not super().admit(request, hit, num_tokens, reserve=reserve):
+    def admit(
+        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
+    ) -> bool:
+        if not super().admit(request, hit, num_tokens, reserve=reserve, promised=promised):
             return False
         ledger = request.ledger
         assert isinstance(ledger, OffloadLedger)
@@ -158,8 +166,11 @@ class PrefixOffload(GpuOnly):
                 if abandoned is not None:
                     self.pool.release(abandoned[::-1])
 
-    def loaded(self, request: Request) -> None:
+    def resume(self, request: Request, num_tokens: int, *, reserve: int) -> bool:
+        if not super().resume(request, num_tokens, reserve=reserve):
+            return False
         self._loading.pop(request.request_id, None)
+        return True
 
     def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
         loading = self._loading.pop(request.request_id, None)
