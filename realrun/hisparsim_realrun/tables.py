@@ -1,0 +1,177 @@
+"""Block tables: where each page of each request lies, kept from the plans' actions alone, in their order.
+
+Host-side numpy arrays, one line a request slot; kernels on a GPU get copies of the lines in use. Entry 0
+stands for "not here".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hisparsim.serving.plan import (
+    Action,
+    Admit,
+    Adopt,
+    Allocate,
+    Finish,
+    IntArray,
+    LeaseHot,
+    Lose,
+    Preempt,
+)
+
+from .errors import RunDied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixBlocks:
+    """Blocks of the cached prefix that an admission found: [n] each; empty where there is no such tier."""
+
+    index_blocks: IntArray
+    host_blocks: IntArray
+
+
+@dataclass(slots=True, eq=False)
+class RequestTable:
+    """One request's pages."""
+
+    request_id: int
+    slot: int
+    """Line of the hot buffers' state."""
+    index: IntArray
+    """[pages] block of the indexer page (of the whole page, in a whole pool)."""
+    host: IntArray
+    """[pages]"""
+    resident: IntArray
+    """[pages, groups]; in a whole pool the same as ``index``."""
+    hot: IntArray
+    """[groups, hot pages], [groups, 0] before the lease."""
+    is_direct: bool = False
+    """New rows are written into the hot buffer and the host; no page is resident (SGLang's way)."""
+
+
+@dataclass(slots=True)
+class TableChanges:
+    """Request slots whose hot buffer was emptied or, from rows that already lie there, filled."""
+
+    emptied: list[int] = field(default_factory=list)
+    warmed: list[RequestTable] = field(default_factory=list)
+
+
+class BlockTables:
+    """Tables of all admitted requests."""
+
+    def __init__(self, *, packed: bool, num_groups: int, max_pages: int, num_slots: int) -> None:
+        self.packed = packed
+        self.num_groups = num_groups
+        self.max_pages = max_pages
+        self.tables: dict[int, RequestTable] = {}
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    def __getitem__(self, request_id: int) -> RequestTable:
+        return self.tables[request_id]
+
+    def apply(self, action: Action, prefixes: dict[int, PrefixBlocks], changes: TableChanges) -> None:
+        """Change: one action's effect on the tables. Copies of pages are the executor's business.
+
+        Raises:
+            RunDied: more requests run than there are slots.
+        """
+        if isinstance(action, Admit):
+            self._admit(action.request_id, prefixes.get(action.request_id), changes)
+            return
+        table = self.tables.get(action.request_id)
+        if table is None:
+            return  # news of a request that left in the meantime
+        if isinstance(action, Allocate):
+            self._allocate(table, action)
+        elif isinstance(action, LeaseHot):
+            self._lease(table, action.blocks, changes)
+        elif isinstance(action, Lose):
+            table.resident[action.pages] = 0
+        elif isinstance(action, Adopt):
+            table.resident[action.pages] = action.blocks
+        elif isinstance(action, (Finish, Preempt)):
+            self._free_slots.append(self.tables.pop(action.request_id).slot)
+
+    def _admit(self, request_id: int, prefix: PrefixBlocks | None, changes: TableChanges) -> None:
+        if not self._free_slots:
+            raise RunDied(f"request {request_id} finds no slot: more requests run than max_num_seqs allows")
+        pages = self.max_pages
+        table = RequestTable(
+            request_id,
+            self._free_slots.pop(),
+            np.zeros(pages, np.int32),
+            np.zeros(pages, np.int32),
+            np.zeros((pages, self.num_groups), np.int32),
+            np.zeros((self.num_groups, 0), np.int32),
+        )
+        if prefix is not None:
+            count = len(prefix.index_blocks)
+            table.index[:count] = prefix.index_blocks
+            table.host[: len(prefix.host_blocks)] = prefix.host_blocks
+            if not self.packed:
+                table.resident[:count, 0] = prefix.index_blocks
+        self.tables[request_id] = table
+        changes.emptied.append(table.slot)
+
+    def _allocate(self, table: RequestTable, action: Allocate) -> None:
+        first, count = action.first_page, len(action.index_blocks)
+        pages = slice(first, first + count)
+        table.index[pages] = action.index_blocks
+        if len(action.host_blocks):
+            table.host[pages] = action.host_blocks
+        if not self.packed:
+            table.resident[pages, 0] = action.index_blocks
+        elif action.resident_blocks.shape[1]:
+            table.resident[pages] = action.resident_blocks
+
+    def _lease(self, table: RequestTable, blocks: IntArray, changes: TableChanges) -> None:
+        """A first lease, a longer one, or the request's own first pages turned into its hot buffer."""
+        leased = table.hot.shape[1]
+        grows = leased > 0 and np.array_equal(blocks[:, :leased], table.hot)
+        converts = leased == 0 and bool(table.resident[0].any()) and blocks[0, 0] == table.resident[0, 0]
+        table.hot = blocks.copy()
+        if converts:
+            table.resident[:] = 0
+            table.is_direct = True
+            changes.warmed.append(table)
+        elif not grows:
+            changes.emptied.append(table.slot)
+
+
+class AdmissionTap:
+    """Notes which cached blocks each admission takes, which the plan's ``Admit`` does not name.
+
+    It listens to the policy's ``admit`` and changes nothing of it.
+    """
+
+    def __init__(self, policy: object, *, packed: bool) -> None:
+        self._packed = packed
+        self._noted: dict[int, PrefixBlocks] = {}
+        inner = policy.admit  # type: ignore[attr-defined]
+
+        def admit(request, hit, num_tokens, *, reserve):  # type: ignore[no-untyped-def]
+            admitted = inner(request, hit, num_tokens, reserve=reserve)
+            if admitted:
+                self._note(request.request_id, hit.blocks, hit.tokens)
+            return admitted
+
+        policy.admit = admit  # type: ignore[attr-defined]
+
+    def _note(self, request_id: int, blocks: tuple[IntArray, ...], tokens: int) -> None:
+        none: NDArray[np.int32] = np.empty(0, np.int32)
+        if not tokens:
+            self._noted[request_id] = PrefixBlocks(none, none)
+        elif self._packed:
+            self._noted[request_id] = PrefixBlocks(blocks[1].copy(), blocks[0].copy())
+        else:
+            self._noted[request_id] = PrefixBlocks(blocks[0].copy(), none)
+
+    def take(self, actions: tuple[Action, ...]) -> dict[int, PrefixBlocks]:
+        """Change: the blocks of the admissions among a plan's actions, forgotten here."""
+        admitted = [action.request_id for action in actions if isinstance(action, Admit)]
+        return {request_id: self._noted.pop(request_id) for request_id in admitted}
