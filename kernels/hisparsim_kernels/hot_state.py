@@ -56,7 +56,7 @@ def hot_reset_kernel(
         tl.store(lru_ptr + line + slot, slot.to(tl.int16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def host_renew_kernel(
     blocks_ptr, generations_ptr, clock_ptr, num_blocks, num_host_blocks, BLOCK: tl.constexpr
 ):

@@ -158,7 +158,7 @@ def resolve_walk_kernel(
     tl.store(stats_ptr + batch * 4 + 2, num_wanted - num_hits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_batch"])
 def resolve_place_kernel(
     selection_ptr, request_slots_ptr, hot_blocks_ptr, host_generations_ptr, positions_ptr, generations_ptr,
     lru_ptr,
