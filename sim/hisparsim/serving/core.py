@@ -177,6 +177,11 @@ class ServingCore:
         return len(self._plans)
 
     @property
+    def num_completed(self) -> int:
+        """Plans that have come back."""
+        return self._steady.completed
+
+    @property
     def num_alive(self) -> int:
         return len(self.requests)
 
@@ -195,8 +200,8 @@ class ServingCore:
         reason = self.notes.blocked_by or self.policy.blocked_by or "memory"
         return Wedged(
             f"request {head.request_id} ({head.known:,} tokens) waits for {reason} and nothing is under way "
-            f"that could free it: {self.policy.pool.num_free:,} of {self.policy.pool.num_usable:,} GPU blocks "
-            "are free"
+            f"that could free it: {self.policy.pool.num_free:,} of {self.policy.pool.num_usable:,} GPU "
+            "blocks are free"
         )
 
     # -- planning ---------------------------------------------------------------------------------
@@ -429,8 +434,12 @@ class ServingCore:
             padded = False
         reserve = limits.watermark_blocks if self.running else 0
         if hit is not None:
-            promised = self._promised_blocks() if loads else 0
-            if not policy.admit(request, hit, count, reserve=reserve, promised=promised):
+            if loads:
+                promised = self._promised_blocks()
+                admitted = policy.admit_loading(request, hit, reserve=reserve, promised=promised)
+            else:
+                admitted = policy.admit(request, hit, count, reserve=reserve)
+            if not admitted:
                 return False, None
             resumed = request.num_preemptions > 0
             self.prefix_hit_tokens += hit.tokens
@@ -661,16 +670,16 @@ class ServingCore:
     # -- quiet stretches --------------------------------------------------------------------------
 
     def quiet_steps(self) -> int:
-        """How many further rounds of plan and complete only lengthen contexts. Changes nothing.
+        """How many further rounds only lengthen contexts, one plan being in flight. Changes nothing.
 
-        Holds as long as nothing is submitted, cancelled or notified meanwhile.
+        A round makes a plan and brings the oldest one back. Holds as long as nothing is submitted, cancelled or notified meanwhile.
         """
         steady, notes = self._steady, self.notes
         if not len(steady) or len(steady) != len(self.running):
             return 0
         if self.waiting and notes.blocked_by not in ("gpu_blocks", "host_blocks", "max_num_seqs"):
             return 0
-        if len(self._plans) != self.limits.async_depth - 1 or self._late or self._news:
+        if len(self._plans) != 1 or self._late or self._news:
             return 0
         if self.policy.actions or self.policy.looks_at_all():
             return 0

@@ -20,7 +20,7 @@ class ServingLimits:
     max_model_len: int
     page_tokens: int = 64
     num_groups: int = 0
-    """Layer groups that a resident (or hot) page takes one block each of; 0 = one block holds a page whole."""
+    """Layer groups that a resident (or hot) page takes a block each of; 0 = one block holds a page whole."""
     hot_pages: int = 0
     """Pages a group of a request's hot buffer."""
     hot_rows: int = 0

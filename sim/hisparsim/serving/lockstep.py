@@ -135,7 +135,9 @@ def _schedule_transfers(
             news.setdefault(index + lags.enqueued, []).append(enqueued)
             news.setdefault(index + max(lags.done, lags.enqueued), []).append(done)
         elif isinstance(action, Load):
+            done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
             loads.setdefault(index + lags.loaded, []).append(action.request_id)
+            news.setdefault(index + lags.loaded, []).append(done)
 
 
 def _outcome(core: ServingCore, plan: StepPlan, accepted: Callable[[Request, int], int] | None) -> Outcome:

@@ -130,7 +130,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restore:
-    """A page is copied from its host block to the GPU before the step computes; its request writes on there."""
+    """A page is copied from its host block to the GPU before the step computes: it is written on there."""
 
     transfer_id: int
     request_id: int

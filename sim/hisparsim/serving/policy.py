@@ -75,7 +75,7 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class Census:
-    """Counts of a policy's memory, the state right after a plan. Blocks of the GPU pool unless named otherwise.
+    """Counts of a policy's memory right after a plan: blocks of the GPU pool unless named otherwise.
 
     ``pinned = resident_pinned + hot + index + orphans``; released pages are readable but count as free.
     """
@@ -178,17 +178,21 @@ class ResidencyPolicy(ABC):
         self.blocked_by = None
 
     @abstractmethod
-    def admit(
-        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
-    ) -> bool:
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
         """Take memory for the hit and the first ``num_tokens`` after it, or change nothing and say False.
 
-        ``reserve`` blocks must stay free besides; a hit that is loaded first must also leave the
-        ``promised`` ones that prefills under way count on.
+        ``reserve`` blocks must stay free besides.
         """
 
+    def admit_loading(self, request: Request, hit: PrefixHit, *, reserve: int, promised: int) -> bool:
+        """As :meth:`admit` for a hit that is loaded before anything is computed.
+
+        It must also leave the ``promised`` blocks, which prefills under way count on.
+        """
+        return self.admit(request, hit, 0, reserve=reserve + promised)
+
     @abstractmethod
-    def extend(self, request: Request, num_tokens: int, *, reserve: int = 0) -> bool:
+    def extend(self, request: Request, num_tokens: int) -> bool:
         """Take slots for ``num_tokens`` more of a request, or change nothing and say False."""
 
     def resume(self, request: Request, num_tokens: int, *, reserve: int) -> bool:
@@ -197,7 +201,7 @@ class ResidencyPolicy(ABC):
         if missing + reserve > self.pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
-        return self.extend(request, num_tokens, reserve=reserve)
+        return self.extend(request, num_tokens)
 
     @abstractmethod
     def seal(self, request: Request, num_tokens: int) -> None:
@@ -210,7 +214,7 @@ class ResidencyPolicy(ABC):
         """
 
     def loaded(self, request: Request) -> None:  # noqa: B027
-        """The load that a request waited for is complete; its pages hold their content."""
+        """The load that a request waits for is complete; its pages hold their content."""
 
     @abstractmethod
     def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:

@@ -70,9 +70,7 @@ class GpuOnly(ResidencyPolicy):
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def admit(
-        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
-    ) -> bool:
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
         limits, pool = self.limits, self.pool
         cached = hit.blocks[0] if hit.tokens else _NONE
         evictable = pool.num_free_among(cached) if len(cached) else 0
@@ -84,7 +82,7 @@ class GpuOnly(ResidencyPolicy):
             pages = limits.pages(hit.tokens + hit.loaded_tokens)
         else:
             pages = self._slots(hit.tokens + num_tokens)
-        if pages - len(cached) + evictable + reserve + promised > pool.num_free:
+        if pages - len(cached) + evictable + reserve > pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
         capacity = limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2
@@ -98,11 +96,11 @@ class GpuOnly(ResidencyPolicy):
         self._plan_seal(request, ledger)
         return True
 
-    def extend(self, request: Request, num_tokens: int, *, reserve: int = 0) -> bool:
+    def extend(self, request: Request, num_tokens: int) -> bool:
         ledger = request.ledger
         assert isinstance(ledger, GpuLedger)
         pages = self._slots(request.computed + num_tokens)
-        if pages - ledger.num_pages + reserve > self.pool.num_free:
+        if pages - ledger.num_pages > self.pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
         self._allocate(request, ledger, pages)

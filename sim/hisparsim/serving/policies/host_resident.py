@@ -83,10 +83,8 @@ class HostResident(ResidencyPolicy):
     def may_wait(self) -> bool:
         return bool(self._staging or self._left)
 
-    def remaining_blocks(self, request: Request) -> int:
-        return max(self.limits.pages(request.known) - self._pages_of(request), 0) * (
-            1 + self.limits.num_groups
-        )
+    def missing_blocks(self, request: Request, num_tokens: int) -> int:
+        return super().missing_blocks(request, num_tokens) * (1 + self.limits.num_groups)
 
     def fits_alone(self, request: Request) -> str | None:
         limits = self.limits

@@ -159,6 +159,7 @@ class Hybrid(ResidencyPolicy):
         self._pages_adopted = 0
         self._num_hot = 0
         self._num_adopting = 0
+        self._restores_to_send = 0
         self._low_water = limits.transition_watermark if self.option_values["transition_on_watermark"] else 0
 
     # -- queries ----------------------------------------------------------------------------------
@@ -271,72 +272,88 @@ class Hybrid(ResidencyPolicy):
         super().begin_step()
         self._pages_lost = 0
 
-    def admit(
-        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
-    ) -> bool:
-        """Reserve for the whole prompt, its resident pages capped at the in-flight window.
-
-        A hit that is loaded keeps one resident page, its last one, and is not capped.
-        """
-        limits, pool, host = self.limits, self.pool, self.host
-        hit_pages = hit.tokens // limits.page_tokens
-        held = hit_pages + hit.loaded_tokens // limits.page_tokens
-        loads = held > hit_pages
-        hot = limits.hot_blocks if held else 0
-        host_again = index_again = 0
-        if held:
-            host_again = host.num_free_among(hit.blocks[0])
-            index_again = pool.num_free_among(hit.blocks[1])
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
+        """Reserve for the whole prompt, its resident pages capped at the in-flight window."""
+        limits = self.limits
+        held = hit.tokens // limits.page_tokens
         prompt = limits.pages(min(request.known, limits.max_model_len))
-        pages = held if loads else self._slots(hit.tokens + num_tokens)
-        window = max((prompt if loads else min(prompt, limits.admission_cap_pages)) - held, 0)
-        for total, resident, kept in ((prompt, window, 0), (pages, pages - held, promised)):
-            if total - held + host_again > host.num_free:
-                self.blocked_by = "host_blocks"
-                return False
-            needed = total - hit_pages + index_again + limits.num_groups * (resident + loads) + hot
-            if needed + reserve + kept > pool.num_free:
-                self.blocked_by = "gpu_blocks"
-                return False
-        ledger = HybridLedger(request, limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2)
-        request.ledger = ledger
-        self._ledgers[request.request_id] = ledger
-        if held:
-            host.touch(hit.blocks[0])
-            pool.touch(hit.blocks[1])
-            ledger.host[:held] = hit.blocks[0]
-            ledger.index[:hit_pages] = hit.blocks[1]
-            ledger.num_pages = ledger.cached_index = hit_pages
-            ledger.cached_host = held
-            ledger.host_valid[:held] = True
-            ledger.ready_pages = ledger.planned = ledger.copies_recorded = held
-            ledger.adopt_pages = hit_pages
-            ledger.wants_more = True
-        if loads:
-            self._allocate_for_load(request, ledger, held)
-        else:
-            self._allocate(request, ledger, pages)
+        window = max(min(prompt, limits.admission_cap_pages) - held, 0)
+        pages = self._slots(hit.tokens + num_tokens)
+        if not self._fits(hit, prompt, window, reserve) or not self._fits(hit, pages, pages - held, reserve):
+            return False
+        self._hold_hit(request, hit)
+        ledger = request.ledger
+        assert isinstance(ledger, HybridLedger)
+        self._allocate(request, ledger, pages)
         self._plan_seal(request, ledger)
         return True
 
-    def _allocate_for_load(self, request: Request, ledger: HybridLedger, pages: int) -> None:
-        """Indexer blocks for the pages that are loaded, resident ones for the last page, the hot buffer."""
-        first, count, limits = ledger.num_pages, pages - ledger.num_pages, self.limits
-        ledger.index[first:pages] = self.pool.take(count)
-        frames = self.frames.allocate(1)
-        ledger.frames[pages - 1] = frames[0]
-        ledger.num_pages = pages
+    def admit_loading(self, request: Request, hit: PrefixHit, *, reserve: int, promised: int) -> bool:
+        """Reserve for the whole prompt, uncapped; of the loaded pages only the last one is resident."""
+        limits = self.limits
+        first = hit.tokens // limits.page_tokens
+        held = len(hit.blocks[0])
+        prompt = limits.pages(min(request.known, limits.max_model_len))
+        if not self._fits(hit, prompt, prompt - held + 1, reserve) or not self._fits(
+            hit, held, 1, reserve + promised
+        ):
+            return False
+        self._hold_hit(request, hit)
+        ledger = request.ledger
+        assert isinstance(ledger, HybridLedger)
+        ledger.index[first:held] = self.pool.take(held - first)
+        ledger.frames[held - 1 : held] = self.frames.allocate(1)
+        ledger.num_pages = held
         ledger.num_readable = 1
-        resident = np.zeros((count, limits.num_groups), np.int32)
-        resident[-1] = self.frames.blocks[frames[0]]
-        index, host = ledger.index[first:pages].copy(), ledger.host[first:pages].copy()
+        resident = np.zeros((held - first, limits.num_groups), np.int32)
+        resident[-1] = self.frames.blocks[ledger.frames[held - 1]]
+        index, host = ledger.index[first:held].copy(), ledger.host[first:held].copy()
         self.actions.append(Allocate(request.request_id, first, index, resident, host))
-        self._allocate(request, ledger, pages)  # the hot buffer
-        keys = self.host.key[host]
-        num_bytes = count * limits.block_bytes
-        self.actions.append(Load(self._new_transfer_id(), request.request_id, count, num_bytes, keys, index))
+        self._allocate(request, ledger, held)  # the hot buffer
+        num_bytes = len(index) * limits.block_bytes
+        transfer_id, keys = self._new_transfer_id(), self.host.key[host]
+        self.actions.append(Load(transfer_id, request.request_id, len(index), num_bytes, keys, index))
+        self._plan_seal(request, ledger)
+        return True
 
-    def extend(self, request: Request, num_tokens: int, *, reserve: int = 0) -> bool:
+    def _fits(self, hit: PrefixHit, pages: int, resident: int, reserve: int) -> bool:
+        """Whether a waiting request's hit, ``pages`` in all and so many resident ones can be had."""
+        held = index_held = host_again = index_again = hot = 0
+        if hit.blocks:
+            held, index_held = len(hit.blocks[0]), len(hit.blocks[1])
+            host_again = self.host.num_free_among(hit.blocks[0])
+            index_again = self.pool.num_free_among(hit.blocks[1])
+            hot = self.limits.hot_blocks
+        if pages - held + host_again > self.host.num_free:
+            self.blocked_by = "host_blocks"
+            return False
+        needed = pages - index_held + index_again + self.limits.num_groups * resident + hot
+        if needed + reserve > self.pool.num_free:
+            self.blocked_by = "gpu_blocks"
+            return False
+        return True
+
+    def _hold_hit(self, request: Request, hit: PrefixHit) -> None:
+        """Open the request's ledger with what was found of its prefix."""
+        limits = self.limits
+        ledger = HybridLedger(request, limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2)
+        request.ledger = ledger
+        self._ledgers[request.request_id] = ledger
+        if not hit.blocks:
+            return
+        host_blocks, index_blocks = hit.blocks
+        held, pages = len(host_blocks), len(index_blocks)
+        self.host.touch(host_blocks)
+        self.pool.touch(index_blocks)
+        ledger.host[:held] = host_blocks
+        ledger.index[:pages] = index_blocks
+        ledger.num_pages = ledger.cached_index = ledger.adopt_pages = pages
+        ledger.host_valid[:held] = True
+        ledger.cached_host = ledger.ready_pages = ledger.planned = ledger.copies_recorded = held
+        ledger.wants_more = True
+        self._num_adopting += pages > 0
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
         ledger, limits = request.ledger, self.limits
         assert isinstance(ledger, HybridLedger)
         pages = self._slots(request.computed + num_tokens)
@@ -345,7 +362,7 @@ class Hybrid(ResidencyPolicy):
             self.blocked_by = "host_blocks"
             return False
         lease = limits.hot_blocks if ledger.wants_more else 0
-        if new * (1 + limits.num_groups) + lease + reserve > self.pool.num_free:
+        if new * (1 + limits.num_groups) + lease > self.pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
         self._allocate(request, ledger, pages)
@@ -445,7 +462,8 @@ class Hybrid(ResidencyPolicy):
 
     def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
         limits = self.limits
-        budget = self._write_back_budget
+        budget = max(self._write_back_budget - self._restores_to_send, 0)
+        self._restores_to_send = 0
         window = limits.admission_cap_pages
         page_tokens = limits.page_tokens
         for request, tokens in scheduled:
@@ -676,9 +694,9 @@ class Hybrid(ResidencyPolicy):
         self.frames.check()
         readers = np.zeros_like(self.frames.readers)
         alive = {request.request_id for request in running}
-        for request_id, ledger in self._ledgers.items():
+        for request_id, waiting in self._ledgers.items():
             if request_id not in alive:
-                frames = ledger.frames[: ledger.num_pages]
+                frames = waiting.frames[: waiting.num_pages]
                 np.add.at(readers, frames[frames != NO_FRAME], 1)
         for request in running:
             ledger = request.ledger

@@ -11,8 +11,6 @@ class NeverAdmit(GpuOnly):
     name = "never-admit"
     summary = "admits no request (pathological, for tests)"
 
-    def admit(
-        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
-    ) -> bool:
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
         self.blocked_by = "gpu_blocks"
         return False

@@ -79,10 +79,8 @@ class PrefixOffload(GpuOnly):
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def admit(
-        self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int, promised: int = 0
-    ) -> bool:
-        if not super().admit(request, hit, num_tokens, reserve=reserve, promised=promised):
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
+        if not super().admit(request, hit, num_tokens, reserve=reserve):
             return False
         ledger = request.ledger
         assert isinstance(ledger, OffloadLedger)
