@@ -165,8 +165,9 @@ def test_host_rows_are_read_by_16_byte_loads_whether_by_tensor_or_by_address() -
                     continue
                 config = find_config(module.__name__.split(".")[-1], case.kernel, case.config)
                 ptx = aot._compile(case, config, 90).asm["ptx"]
-                loads = ptx.count("ld.global.cg.v4.b32")
-                assert loads >= 4 and ptx.count("st.global") == ptx.count(".v4.b32") - loads, (case.label, loads)
+                loads, stores = ptx.count("ld.global.cg.v4.b32"), ptx.count("st.global")
+                assert loads >= 4 and stores == loads, (case.label, loads, stores)
+                assert ptx.count(".v4.b32") == loads + stores, case.label
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
