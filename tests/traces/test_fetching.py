@@ -1,4 +1,6 @@
-"""Downloads arrive whole, are continued, and are refused where they are another file. Against a local server."""
+"""Downloads arrive whole, are continued, and are refused where they are another file. Against a local
+server.
+"""
 
 from __future__ import annotations
 

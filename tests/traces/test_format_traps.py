@@ -412,7 +412,8 @@ def test_rows_with_a_wrong_number_of_fields_are_named_by_their_line(tmp_path: Pa
     path = tmp_path / "a.csv"
     path.write_text(
         AZURE
-        + "2024-05-10 00:00:00,10,2\n2024-05-10 00:00:01,10\n2024-05-10 00:00:02,10,2,9\n2024-05-10 00:00:03,x,2\n"
+        + "2024-05-10 00:00:00,10,2\n2024-05-10 00:00:01,10\n"
+        + "2024-05-10 00:00:02,10,2,9\n2024-05-10 00:00:03,x,2\n"
     )
     trace = load(path)
     assert trace.loading.rows_dropped == {"wrong number of fields": 2, "unreadable ContextTokens": 1}

@@ -1,4 +1,6 @@
-"""Damaged and random files: a trace whose counts add up, or one named error. Never a traceback, never a hang."""
+"""Damaged and random files: a trace whose counts add up, or one named error. Never a traceback, never a
+hang.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,8 @@ SMALL: dict[str, bytes] = {
     + b"".join(b"2024-05-10 00:00:0%d.009930+00:00,48%d,1%d\n" % (k, k, k) for k in range(9)),
     "azure-multimodal": b"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
     + b"".join(b"2025-05-10 00:00:0%d,2,48%d,1%d\n" % (k, k, k) for k in range(9)),
-    "burstgpt": b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "burstgpt": b"Timestamp,Session ID,Elapsed time,Model,"
+    + b"Request tokens,Response tokens,Total tokens,Log Type\n"
     + b"".join(b"1944011%d.0,s%d,2,GPT-4,9%d,4,13,Conversation log\n" % (k, k % 3, k) for k in range(9)),
     "weka": weka_rows(3),
     "bailian": other_rows(

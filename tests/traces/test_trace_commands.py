@@ -1,4 +1,6 @@
-"""Every trace command does its work, prints JSON where asked, and meets bad input with one line and exit code 2."""
+"""Every trace command does its work, prints JSON where asked, and meets bad input with one line and exit
+code 2.
+"""
 
 from __future__ import annotations
 

@@ -71,8 +71,9 @@ def fit_block_counts(
         advice = f"{fitting[0]} tokens a block would fit" if fitting else "no usual block size fits"
         row = int(broken[0])
         raise TraceError(
-            f"{len(broken)} of {len(rows)} rows break the rule of {name}, {rule}(input / {size}) block ids (first: "
-            f"{inputs[row]} tokens with {counts[row]} ids): {advice}; give block_tokens (--block-tokens)",
+            f"{len(broken)} of {len(rows)} rows break the rule of {name}, {rule}(input / {size}) block ids "
+            f"(first: {inputs[row]} tokens with {counts[row]} ids): {advice}; give block_tokens "
+            "(--block-tokens)",
             path=path,
         )
     most = upper if rule == "ceil" else whole
@@ -96,8 +97,8 @@ def fit_block_counts(
 def intern_blocks(counts: Ints, ids: NDArray[np.uint64], size: int) -> tuple[BlockColumns, int]:
     """Dense ids by first appearance, and how many ids had to be told apart.
 
-    An id must imply its whole prefix. Where one stands behind different ids, each (prefix, id) becomes an id of
-    its own, so that equal ids always mean equal prefixes.
+    An id must imply its whole prefix. Where one stands behind different ids, each (prefix, id) becomes an
+    id of its own, so that equal ids always mean equal prefixes.
     """
     _, dense = np.unique(ids, return_inverse=True)
     dense = dense.astype(np.int64)

@@ -1,8 +1,9 @@
 """Traces that come with the package: seeded draws from descriptions, kept as compressed columns.
 
-Each file of data/ is made by `python -m hisparsim_traces.bundled`; a test draws them again and compares the bytes.
-Layout, xz-compressed: one JSON line (name, num_requests, block_tokens, columns and their lengths), then each column
-as little-endian int64, differences to the previous value; times in microseconds, NaN as -1.
+Each file of data/ is made by `python -m hisparsim_traces.bundled`; a test draws them again and compares the
+bytes. Layout, xz-compressed: one JSON line (name, num_requests, block_tokens, columns and their lengths),
+then each column as little-endian int64, differences to the previous value; times in microseconds, NaN as
+-1.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def _described(name: str) -> Callable[[], Trace]:
 
 
 def _openhands() -> Trace:
-    """Vllm's HiSparse post: 13 turns, 74,160 tokens first, 753 new tokens a later turn, 220 out; 32 conversations."""
+    """The OpenHands shape of vLLM's HiSparse post, in 32 conversations.
+
+    13 turns, 74,160 tokens first, 220 out a turn, and 753 new tokens a later turn, which come on top of the
+    output before them (the post counts "new" tokens, and an assistant's own output is not new to it).
+    """
     from .synth.shapes import conversations
 
     return conversations(32, 13, 74_160, 753, 220, name="openhands")

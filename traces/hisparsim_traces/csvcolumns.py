@@ -116,8 +116,8 @@ def csv_batches(path: Path, *, names: list[str] | None = None) -> Iterator[Batch
 class _Guarded:
     """A stream whose decompression errors are TraceErrors; the methods pyarrow asks of a Python file.
 
-    Bytes that are no UTF-8 become U+FFFD, so that they spoil their field and nothing else: pyarrow cannot report
-    a row of the wrong length that holds them.
+    Bytes that are no UTF-8 become U+FFFD, so that they spoil their field and nothing else: pyarrow cannot
+    report a row of the wrong length that holds them.
     """
 
     def __init__(self, stream: Any, path: Path) -> None:
@@ -167,13 +167,22 @@ class Parsed:
     reason: dict[int, tuple[str, str]]  # row -> (reason, detail), for the rows that could not
 
 
-def token_column(column: Any, name: str) -> Parsed:
-    """Token counts: whole numbers from 0, also written as whole floats. [n]"""
+def _as_whole(column: Any) -> Any:
+    """Text as int64, or pyarrow.ArrowInvalid. pyarrow would read 0x1f as 31, which no trace means."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if pc.any(pc.match_substring(column, "x", ignore_case=True)).as_py():
+        raise pa.ArrowInvalid("hexadecimal")
+    return pc.cast(column, pa.int64())
+
+
+def token_column(column: Any, name: str) -> Parsed:
+    """Token counts: whole numbers from 0, also written as whole floats. [n]"""
+    import pyarrow as pa
+
     try:
-        values = np.asarray(pc.cast(column, pa.int64()), dtype=np.int64)
+        values = np.asarray(_as_whole(column), dtype=np.int64)
         good = np.ones(len(values), bool)
         reason: dict[int, tuple[str, str]] = {}
     except pa.ArrowInvalid:
@@ -193,7 +202,7 @@ def number_column_ns(column: Any, name: str, unit: str) -> Parsed:
     scale = NS_PER[unit]
     looks_whole = not len(column) or "." not in column[0].as_py()
     try:
-        numbers: Any = np.asarray(pc.cast(column, pa.int64() if looks_whole else pa.float64()))
+        numbers: Any = np.asarray(_as_whole(column) if looks_whole else pc.cast(column, pa.float64()))
     except pa.ArrowInvalid:
         numbers = np.array([np.inf])
     if np.isfinite(numbers).all() and (not len(numbers) or np.abs(numbers).max() <= MAX_STAMP_NS / scale):
@@ -203,7 +212,9 @@ def number_column_ns(column: Any, name: str, unit: str) -> Parsed:
 
 
 def datetime_column_ns(column: Any, name: str) -> Parsed:
-    """Wall-clock stamps: naive or with Z or an offset, 0 to 9 fractional digits, `T` or a space. Naive is UTC. [n]"""
+    """Wall-clock stamps: naive or with Z or an offset, 0 to 9 fractional digits, `T` or a space. Naive is
+    UTC. [n]
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

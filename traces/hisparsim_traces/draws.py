@@ -34,7 +34,9 @@ def normal_cdf(x: Floats) -> Floats:
 
 
 def by_knots(uniform: Floats, knots: list[tuple[float, float]]) -> Floats:
-    """Inverse distribution through (probability, value) knots, straight in log(1 + value) between them. [n] -> [n]"""
+    """Inverse distribution through (probability, value) knots, straight in log(1 + value) between them. [n]
+    -> [n]
+    """
     p = np.array([knot[0] for knot in knots])
     v = np.log1p(np.array([knot[1] for knot in knots]))
     return np.asarray(np.expm1(np.interp(uniform, p, v)))

@@ -18,7 +18,7 @@ _PIECE_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that arrived whole. `resumed_bytes` of it had been there before; `attempts` connections were made."""
+    """A file that arrived whole, `resumed_bytes` of it before this call, over `attempts` connections."""
 
     path: Path
     sha256: str
@@ -39,8 +39,8 @@ def fetch(
 ) -> Fetched:
     """Download an entry into a folder, with its licence beside it.
 
-    A partial file is kept as NAME.part and continued by a later call. A file that is already there with the right
-    hash is left as it is.
+    A partial file is kept as NAME.part and continued by a later call. A file that is already there with the
+    right hash is left as it is.
 
     Args:
         sha256: the hash to demand, instead of the catalogue's.
@@ -49,15 +49,15 @@ def fetch(
         progress: called with (bytes so far, bytes in all or None).
 
     Raises:
-        TraceError: nothing to fetch, no hash to check, the server refuses, the connection stays broken, or the
-            hash is wrong (the file is then removed).
+        TraceError: nothing to fetch, no hash to check, the server refuses, the connection stays broken, or
+            the hash is wrong (the file is then removed).
     """
     if entry.url is None:
         raise TraceError(f"{entry.name} cannot be fetched as one file: see {entry.page}")
     wanted = (sha256 or entry.sha256 or "").lower()
     if not wanted and not unpinned:
         raise TraceError(
-            f"the sha256 of {entry.name} is not known here: give it (--sha256), or accept any file (--unpinned)"
+            f"the sha256 of {entry.name} is not known here: give it (--sha256), or accept any (--unpinned)"
         )
     if wanted and (len(wanted) > 64 or any(digit not in "0123456789abcdef" for digit in wanted)):
         raise TraceError(f"sha256 {wanted[:70]!r}: up to 64 hexadecimal digits")
@@ -74,8 +74,8 @@ def fetch(
     if wanted and not digest.startswith(wanted):
         part.unlink()
         raise TraceError(
-            f"{entry.url} has sha256 {digest}, not {wanted}{'...' if len(wanted) < 64 else ''}: it is another file "
-            "than the one that was published, and was removed"
+            f"{entry.url} has sha256 {digest}, not {wanted}{'...' if len(wanted) < 64 else ''}: it is "
+            "another file than the one that was published, and was removed"
         )
     part.replace(target)
     target.with_name(target.name + ".LICENCE.txt").write_text(

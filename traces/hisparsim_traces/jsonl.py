@@ -106,7 +106,7 @@ def _number(value: object, key: str) -> float | int:
 
 
 def id_list(row: Row, key: str = "hash_ids") -> list[int]:
-    """The list of block ids; elements are checked where they are stored. Raises BadRow where it is no list."""
+    """The block ids, elements unchecked (`Builder.add` does that). Raises BadRow where it is no list."""
     value = row.get(key)
     if type(value) is not list:
         raise BadRow(f"unreadable {key}", f"a list is expected, found {type(value).__name__}")

@@ -45,8 +45,8 @@ def load(
         format: a name of `FORMATS`; None detects it from the content.
         max_context_tokens: the longest prompt plus output that may be kept; None = no limit.
         over_long: what happens to a longer row: "reject" raises and names the smallest window that admits
-            anything; "skip" drops the row; "truncate" shortens its prompt (output stays); "skip-session" drops
-            its whole session.
+            anything; "skip" drops the row; "truncate" shortens its prompt (output stays); "skip-session"
+            drops its whole session.
         zero_tokens: rows without prompt or without output: "drop" (counted), "error", or "keep" (for
             statistics; such a trace cannot be replayed).
         strict: a dropped or changed row is an error with its line.
@@ -85,6 +85,8 @@ def load(
     ):
         collected.take(chunk)
     trace = collected.trace(files, chosen)
+    if chosen.block_rule == "given":  # nothing else has looked at how its columns fit together
+        _check_columns(trace, path)
     trace = apply_zero_tokens(trace, zero_tokens, strict, path)
     trace = apply_over_long(trace, max_context_tokens, over_long, strict, path)
     if limit is not None and over_long == "skip-session":
@@ -95,6 +97,13 @@ def load(
     return trace
 
 
+def _check_columns(trace: Trace, path: Path) -> None:
+    try:
+        trace.check(allow_zero_tokens=True)
+    except TraceError as error:
+        raise TraceError(f"is damaged ({error})", path=path) from error
+
+
 def _at_least_one(limit: int) -> int:
     if limit < 1:
         raise TraceError(f"limit {limit}: must be at least 1 request")
@@ -102,7 +111,7 @@ def _at_least_one(limit: int) -> int:
 
 
 def choose_format(path: Path, name: str | None, columns: Mapping[str, str] | None) -> Format:
-    """The named format, or the detected one; a map without a name means the plain format of the file's kind."""
+    """The named format, or the detected one; a map alone means the plain format of the file's kind."""
     if name is None and path.is_dir():
         for file in sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")):
             found = [FORMATS[known] for known in candidates(file) if FORMATS[known].sessions_whole]
@@ -132,7 +141,7 @@ def files_of(path: Path, chosen: Format) -> list[Path]:
 
 
 def read_chunks(files: list[Path], chosen: Format, options: Options) -> Iterator[Chunk]:
-    """The chunks of one file, or of a folder's files one after the other, their sessions and ids kept apart."""
+    """The chunks of a file, or of a folder's files in turn, their sessions and ids kept apart."""
     rows = sessions = ids = 0
     for number, path in enumerate(files):
         rows_before, sessions_before, ids_before = rows, sessions, ids
@@ -329,7 +338,8 @@ def apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Path
         row = int(np.flatnonzero(zero)[0])
         reason = next(reason for reason, rows in reasons.items() if row in rows)
         raise TraceError(
-            f"{reason}: {int(zero.sum())} rows lack tokens; load with zero_tokens='drop', not strict, to leave them out, counted",
+            f"{reason}: {int(zero.sum())} rows lack tokens; load with zero_tokens='drop', not strict, to "
+            "leave them out, counted",
             path=path,
             line=int(trace.source_line[row]),
         )

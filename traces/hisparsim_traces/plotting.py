@@ -1,4 +1,6 @@
-"""Figures of a trace: lengths, load over time, reuse by cache size. Drawing only; the numbers come from elsewhere."""
+"""Figures of a trace: lengths, load over time, reuse by cache size. Drawing only; the numbers come from
+elsewhere.
+"""
 
 from __future__ import annotations
 

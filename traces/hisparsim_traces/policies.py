@@ -58,9 +58,10 @@ def apply_over_long(
     if policy == "reject" or strict:
         row = int(np.flatnonzero(over)[0])
         raise TraceError(
-            f"{int(over.sum())} of {len(context)} requests exceed max_context_tokens {max_context} (this one: "
-            f"{trace.input_tokens[row]} + {trace.output_tokens[row]}; the longest: {context.max()}; the smallest "
-            f"window that admits any: {context.min()}): raise the window, or choose skip, truncate or skip-session",
+            f"{int(over.sum())} of {len(context)} requests exceed max_context_tokens {max_context} "
+            f"(this one: {trace.input_tokens[row]} + {trace.output_tokens[row]}; the longest: "
+            f"{context.max()}; the smallest window that admits any: {context.min()}): raise the window, or "
+            "choose skip, truncate or skip-session",
             path=name,
             line=int(trace.source_line[row]),
         )
@@ -92,7 +93,7 @@ def _without(trace: Trace, drop: NDArray[np.bool_], reasons: Counter[str]) -> Tr
 
 
 def _truncated(trace: Trace, max_context: int, name: Path | str) -> Trace:
-    """Prompts cut at their end so that prompt plus output fit; rows whose output alone fills the window go."""
+    """Prompts cut at their end so that prompt plus output fit; rows whose output fills the window go."""
     hopeless = trace.output_tokens >= max_context
     if hopeless.all():
         raise TraceError(

@@ -43,7 +43,8 @@ def print_info(about: dict[str, Any]) -> None:
     line(
         "arrivals",
         f"{_figure(about['span_s'])} s, {_figure(about['rate_per_s'])} requests/s, "
-        f"gap CV {_figure(about['interarrival_cv'])}, {about['ties']:,} ties, {about['inversions']:,} inversions",
+        f"gap CV {_figure(about['interarrival_cv'])}, {about['ties']:,} ties, "
+        f"{about['inversions']:,} inversions",
     )
     line(
         "burstiness", ", ".join(f"{window} {_figure(value)}" for window, value in about["burstiness"].items())

@@ -1,10 +1,10 @@
 """How a trace is played back: which part, how fast, open or closed loop.
 
-Whoever replays a trace starts a row without a parent at its arrival. A row with a parent starts `think_s` after its
-parent's end; where think_s is unknown (NaN), at its arrival, but not before its parent's end.
+Whoever replays a trace starts a row without a parent at its arrival. A row with a parent starts `think_s`
+after its parent's end; where think_s is unknown (NaN), at its arrival, but not before its parent's end.
 
-The order of operations is fixed: window, limit, loop, gap cap, time scale. So a gap cap is in the trace's own
-seconds, and a time scale of 0.1 makes a 60 s cap 6 s long.
+The order of operations is fixed: window, limit, loop, gap cap, time scale. So a gap cap is in the trace's
+own seconds, and a time scale of 0.1 makes a 60 s cap 6 s long.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def prepare(
     """A trace ready for replay.
 
     Args:
-        start_s, end_s: keep rows that arrive in [start_s, end_s); rows without a stamp go with their ancestor.
+        start_s, end_s: keep rows that arrive in [start_s, end_s); rows without a stamp go with their
+            ancestor.
         limit: keep the first rows.
-        loop: "think": a turn comes think_s after its parent's end. "gaps": at its original stamp, never before
-            its parent's end. "service": at stamps rebuilt with every recorded service time multiplied by
-            `service_scale` and every think time kept, so service is counted once. "open": at its original
-            stamp, whether or not its parent has ended.
+        loop: "think": a turn comes think_s after its parent's end. "gaps": at its original stamp, never
+            before its parent's end. "service": at stamps rebuilt with every recorded service time
+            multiplied by `service_scale` and every think time kept, so service is counted once. "open": at
+            its original stamp, whether or not its parent has ended.
         service_scale: for loop "service": how much slower (2.0) or faster (0.5) than recorded.
         gap_cap_s: no think time, and no pause between arrivals of the whole trace, is longer.
         time_scale: multiplies arrivals and think times; 0.5 doubles the rate.
@@ -117,7 +118,7 @@ def with_loop(trace: Trace, loop: Loop, service_scale: float = 1.0) -> Trace:
 
 
 def cap_gaps(trace: Trace, gap_cap_s: float) -> Trace:
-    """Think times and pauses between any two consecutive arrivals cut to `gap_cap_s`, in the trace's own seconds."""
+    """Think times, and pauses between consecutive arrivals, cut to `gap_cap_s` of the trace's own time."""
     if not gap_cap_s > 0:
         raise TraceError(f"gap_cap_s {gap_cap_s}: must be above 0 seconds")
     known = np.flatnonzero(~np.isnan(trace.arrival_s))
@@ -129,9 +130,10 @@ def cap_gaps(trace: Trace, gap_cap_s: float) -> Trace:
 
 
 def spread_ties(trace: Trace, tick_s: float) -> Trace:
-    """Arrivals that share a coarse stamp, spread evenly over the tick (or until the next stamp, if that is sooner).
+    """Arrivals that share a coarse stamp, spread evenly over the tick (or until the next stamp, if sooner).
 
-    For sources that stamp in ticks, as Mooncake does every 3 s. The order stays; dependent rows are left alone.
+    For sources that stamp in ticks, as Mooncake does every 3 s. The order stays; dependent rows are left
+    alone.
     """
     if not tick_s > 0:
         raise TraceError(f"tick_s {tick_s}: must be above 0 seconds")

@@ -1,11 +1,12 @@
 """Prefix reuse: what an infinite cache saves, and an LRU cache of every size, exactly.
 
-Ids are dense by first appearance and imply their prefix, so a block is new exactly when its id is the largest yet.
+Ids are dense by first appearance and imply their prefix, so a block is new exactly when its id is the
+largest yet.
 
-A request looks its prompt up when it arrives and then touches its blocks from the last to the first, as engines
-free them, so a prefix is always more recent than what stands behind it and the hits are always a leading run. A
-block's stack distance is the number of distinct blocks touched since its own last touch, when the request arrives:
-a cache of C blocks hits it when that is below C (Mattson et al., 1970).
+A request looks its prompt up when it arrives and then touches its blocks from the last to the first, as
+engines free them, so a prefix is always more recent than what stands behind it and the hits are always a
+leading run. A block's stack distance is the number of distinct blocks touched since its own last touch,
+when the request arrives: a cache of C blocks hits it when that is below C (Mattson et al., 1970).
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ def previous_access(sequence: Ints) -> Ints:
 def earlier_greater(values: Ints) -> Ints:
     """For each element, how many earlier ones are greater; all are distinct. [n] -> [n], in n log n steps.
 
-    Elements are held in order of value within halves, quarters, ... of the sequence, as a wavelet tree holds them:
-    at each level those of a right half count the greater ones of their left half.
+    Elements are held in order of value within halves, quarters, ... of the sequence, as a wavelet tree
+    holds them: at each level those of a right half count the greater ones of their left half.
     """
     n = len(values)
     counts = np.zeros(n, np.int64)

@@ -86,7 +86,8 @@ class Options:
     """What a reader may be told. Each format takes what it knows and refuses the rest.
 
     Attributes:
-        columns: own column names and units, for the plain formats: {"arrival": "ts:ms", "input_tokens": "isl"}.
+        columns: own column names and units, for the plain formats: {"arrival": "ts:ms", "input_tokens":
+            "isl"}.
         block_tokens: tokens a block id covers, where the format leaves it open.
         seed: for formats that describe clients rather than requests (ServeGen).
         duration_s: how much of such a description is drawn, None = all.
@@ -141,7 +142,8 @@ class Format:
     """A named format.
 
     Attributes:
-        recognise: whether a file's beginning is this format; every recogniser is asked, two answers are an error.
+        recognise: whether a file's beginning is this format; every recogniser is asked, two answers are an
+            error.
         block_rule: "ceil": the partial last block has an id; "floor": it has none (one more is cut off);
             "given": whatever stands there; None: the format has no ids.
         takes: the names of the Options it understands.
@@ -212,7 +214,7 @@ class Builder:
         think_s: float = float("nan"),
         shared: int = 0,
     ) -> int:
-        """Append a row and return its number within the file. Raises BadRow, and adds nothing, on a bad id."""
+        """Append a row and return its number within the file. On a bad id raises BadRow and adds nothing."""
         if self._blocks:
             before = len(self.block_ids)
             try:

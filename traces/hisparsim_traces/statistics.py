@@ -23,10 +23,10 @@ def file_info(
 ) -> dict[str, Any]:
     """The statistics of a file (or bundled trace) as plain JSON values.
 
-    `rows_read`, `sum_input_tokens`, `sum_output_tokens`, `span_s`, `rate_per_s`, `interarrival_cv`, `burstiness` and
-    the ideal reuse describe the file as recorded: readable rows with zero tokens count, since failed requests
-    arrived too. `num_requests`, the length figures, `kept` and the reuse by cache size describe what is kept.
-    Formats without block ids are read in a stream, in bounded memory.
+    `rows_read`, `sum_input_tokens`, `sum_output_tokens`, `span_s`, `rate_per_s`, `interarrival_cv`,
+    `burstiness` and the ideal reuse describe the file as recorded: readable rows with zero tokens count,
+    since failed requests arrived too. `num_requests`, the length figures, `kept` and the reuse by cache
+    size describe what is kept. Formats without block ids are read in a stream, in bounded memory.
 
     Args:
         options: format, strict, limit, columns, ... as `load` takes them.
@@ -124,7 +124,7 @@ def gap_cv(arrival_s: Floats) -> float | None:
 
 
 def dispersion(arrival_s: Floats, window_s: float) -> float | None:
-    """Variance over mean of the counts in whole windows of `window_s` (1 for Poisson); None for under two windows."""
+    """Variance over mean of the counts in whole windows (1 for Poisson); None for under two windows."""
     if not len(arrival_s):
         return None
     since = arrival_s - arrival_s[0]

@@ -1,7 +1,7 @@
 """The statistics of a file of any size, in one pass and bounded memory.
 
-Lengths are counted by value, arrivals by running sums. Only a file whose stamps go backwards is read a second time,
-for its stamps alone (8 bytes a row), since gaps and windows need them in order.
+Lengths are counted by value, arrivals by running sums. Only a file whose stamps go backwards is read a
+second time, for its stamps alone (8 bytes a row), since gaps and windows need them in order.
 """
 
 from __future__ import annotations

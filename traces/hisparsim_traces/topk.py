@@ -1,10 +1,11 @@
 """Recorded top-k selections in a compact file: which positions each layer group read, step by step.
 
-Layout: the magic, one JSON line (what is recorded), then frames. A frame is its payload's length (u32, little-endian)
-and a zlib payload: a JSON line with the number of records and the width of each column, then the columns step,
-group, request, context, count (differences to the record before) and positions (ascending within a record, each
-the difference to the one before, the first to -1, less 1), in the narrowest of 1, 2, 4 or 8 bytes. A frame of
-length 0, and the number of records as u64, end the file, so a cut file is known for what it is.
+Layout: the magic, one JSON line (what is recorded), then frames. A frame is its payload's length (u32,
+little-endian) and a zlib payload: a JSON line with the number of records and the width of each column, then
+the columns step, group, request, context, count (differences to the record before) and positions (ascending
+within a record, each the difference to the one before, the first to -1, less 1), in the narrowest of 1, 2,
+4 or 8 bytes. A frame of length 0, and the number of records as u64, end the file, so a cut file is known
+for what it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How selections move: what a step shares with the one before, how long until a position returns, how recent it is.
+"""How selections move: what a step shares with the one before, how long until a position returns, how
+recent it is.
 
 A stream is one request in one layer group; its records are taken in file order.
 """
@@ -33,7 +34,8 @@ class TopkStatistics:
     """Collects figures over batches. Memory: 8 bytes a context position of each stream.
 
     Attributes:
-        overlap: for each record but a stream's first, the share of it that the record before had selected too.
+        overlap: for each record but a stream's first, the share of it that the record before had selected
+            too.
         returns: [_MAX_DISTANCE + 1] how often a position came back after so many records of its stream.
         cold: selections of a position that its stream had not selected before.
         recent: how many selections lie within the last so many tokens of the context.

@@ -18,7 +18,7 @@ Rows = slice | NDArray[np.bool_] | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Offered:
-    """The arrivals as recorded, rows that were dropped for zero tokens included: failed requests arrived too."""
+    """The arrivals as recorded, rows of zero tokens included: failed requests arrived too."""
 
     num_requests: int
     span_s: float
@@ -120,8 +120,8 @@ class Trace:
         """A trace of some rows, in their order here; arrivals start again at the first kept.
 
         A row whose parent is left out depends on its nearest kept ancestor (sharing no more than the whole
-        chain shares); with none left it becomes an arrival of its own, at its ancestor's stamp if it has none.
-        Its think time is then unknown (NaN). Sessions are numbered again in order of appearance.
+        chain shares); with none left it becomes an arrival of its own, at its ancestor's stamp if it has
+        none. Its think time is then unknown (NaN). Sessions are numbered again in order of appearance.
         """
         from .selecting import select_rows
 

@@ -1,4 +1,6 @@
-"""Writing a trace: Mooncake JSONL, which every tool reads, or the project's Parquet, which keeps everything."""
+"""Writing a trace: Mooncake JSONL, which every tool reads, or the project's Parquet, which keeps
+everything.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def write_mooncake(trace: Trace, path: Path) -> None:
     chain = _chains(trace)
     if chain is None and np.isnan(trace.arrival_s).any():
         raise TraceError(
-            f"trace {trace.name!r} has turns that wait for a call in the middle of another's chain, and no stamps "
-            "for them; Mooncake rows cannot say that: write Parquet instead (--to parquet)"
+            f"trace {trace.name!r} has turns that wait for a call in the middle of another's chain, and no "
+            "stamps for them; Mooncake rows cannot say that: write Parquet instead (--to parquet)"
         )
     with _writer(path) as out:
         for row, ids in enumerate(mooncake_blocks(trace)):
@@ -55,7 +57,7 @@ def _writer(path: Path) -> IO[bytes]:
 
 
 def _chains(trace: Trace) -> Ints | None:
-    """The chain each row belongs to, -1 for rows that neither wait nor are waited for; None where turns branch."""
+    """The chain of each row, -1 where it neither waits nor is waited for; None where turns branch."""
     parent = trace.parent
     waits = parent >= 0
     if len(np.unique(parent[waits])) != int(waits.sum()):
@@ -70,13 +72,15 @@ def _chains(trace: Trace) -> Ints | None:
 def mooncake_blocks(trace: Trace) -> Iterator[list[int]]:
     """ceil(input / 512) ids of each request in turn, equal exactly where the trace says that content is.
 
-    From smaller blocks, an id stands for the last of them inside; a last block that they do not reach the end of
-    is known to no other request. Without ids, a turn repeats its parent's blocks as far as it shares its context.
+    From smaller blocks, an id stands for the last of them inside; a last block that they do not reach the
+    end of is known to no other request. Without ids, a turn repeats its parent's blocks as far as it shares
+    its context.
     """
     if trace.block_tokens is not None:
         if BLOCK_TOKENS % trace.block_tokens:
             raise TraceError(
-                f"blocks of {trace.block_tokens} tokens do not fill Mooncake's {BLOCK_TOKENS}: write Parquet instead"
+                f"blocks of {trace.block_tokens} tokens do not fill Mooncake's {BLOCK_TOKENS}: "
+                "write Parquet instead (--to parquet)"
             )
         return _coarser(trace)
     return _from_turns(trace)

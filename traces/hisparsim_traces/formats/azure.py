@@ -1,7 +1,8 @@
-"""Azure LLM inference traces: 2023, 2024 and the multimodal one. Lengths and wall-clock arrivals, no prefix identity.
+"""Azure LLM inference traces: 2023, 2024 and the multimodal one. Lengths and wall-clock arrivals, no prefix
+identity.
 
-2023 stamps are naive with 7 fractional digits, 2024 ones carry +00:00 and sometimes no fraction; both become exact
-nanoseconds. The multimodal file has NumImages in second place, so columns are found by name.
+2023 stamps are naive with 7 fractional digits, 2024 ones carry +00:00 and sometimes no fraction; both
+become exact nanoseconds. The multimodal file has NumImages in second place, so columns are found by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Qwen-Bailian JSONL: stamps in seconds, one prefix hash for each 16 tokens, partial last included.
 
-`input_length` is the whole prompt (history included). `parent_chat_id` is the turn before, -1 for none; a parent
-outside the file (a slice) leaves its turn an arrival of its own. No service times, so think times are unknown.
+`input_length` is the whole prompt (history included). `parent_chat_id` is the turn before, -1 for none; a
+parent outside the file (a slice) leaves its turn an arrival of its own. No service times, so think times
+are unknown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """BLIS traceV2 CSV (its data file): arrivals in microseconds, sessions by round.
 
 `arrival_time_us` counts from the run's start; `send_time_us` may be epoch time and is not used. Rows whose
-status is not ok failed and are dropped by name. Later rounds of a session wait for the round before; think times
-are counted from the last chunk where one is recorded on the arrivals' clock.
+status is not ok failed and are dropped by name. Later rounds of a session wait for the round before; think
+times are counted from the last chunk where one is recorded on the arrivals' clock.
 """
 
 from __future__ import annotations

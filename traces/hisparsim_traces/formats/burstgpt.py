@@ -1,7 +1,8 @@
 """BurstGPT CSV: six columns (parts 1 and 2) or eight (part 3, which inserts Session ID and Elapsed time).
 
-Stamps are seconds; part 3 writes them as whole floats from an origin 225 days earlier. Rows with 0/0 tokens are
-failed requests. A blank session is none. Follow-ups shorter than their history had it cut, so they share nothing.
+Stamps are seconds; part 3 writes them as whole floats from an origin 225 days earlier. Rows with 0/0 tokens
+are failed requests. A blank session is none. Follow-ups shorter than their history had it cut, so they
+share nothing.
 """
 
 from __future__ import annotations

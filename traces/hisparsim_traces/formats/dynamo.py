@@ -1,8 +1,9 @@
 """Dynamo request trace (`dynamo.request.trace.v1`) JSONL: one `request_end` record a request.
 
-Stamps are epoch milliseconds (`request_received_ms`); the block size stands in each record, ids are 64-bit and
-cover the partial last block. With `agent_context` on the rows, turns of a session wait for the turn before; a
-record's end is `event_time_unix_ms` or its start plus `total_time_ms`. Other events (tools) are not requests.
+Stamps are epoch milliseconds (`request_received_ms`); the block size stands in each record, ids are 64-bit
+and cover the partial last block. With `agent_context` on the rows, turns of a session wait for the turn
+before; a record's end is `event_time_unix_ms` or its start plus `total_time_ms`. Other events (tools) are
+not requests.
 """
 
 from __future__ import annotations

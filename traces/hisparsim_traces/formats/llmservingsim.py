@@ -1,7 +1,7 @@
 """LLMServingSim JSONL: flat requests, or sessions with `sub_requests` and the tool time after each.
 
-Arrivals are nanoseconds. Where token ids are given (`input_tok_ids`), blocks of 16 of them give prefix identity,
-the partial tail left out. Sub-requests wait for the one before and its `tool_duration_ns`.
+Arrivals are nanoseconds. Where token ids are given (`input_tok_ids`), blocks of 16 of them give prefix
+identity, the partial tail left out. Sub-requests wait for the one before and its `tool_duration_ns`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Mooncake JSONL (FAST'25 traces): stamps in milliseconds, one prefix hash for each 512 tokens, partial last included.
+"""Mooncake JSONL (FAST'25 traces): stamps in milliseconds, one prefix hash for each 512 tokens, partial
+last included.
 
 Some tools add `session_id` and `delay` (ms after the previous turn's end); lengths stay whole prompts.
 """

@@ -1,4 +1,6 @@
-"""The project's own Parquet: every column of a Trace, nothing lost. Written by `trace convert --to parquet`."""
+"""The project's own Parquet: every column of a Trace, nothing lost. Written by `trace convert --to
+parquet`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def write(trace: Trace, path: Path) -> None:
         "block_tokens": trace.block_tokens,
     }
     table = pa.table(columns).replace_schema_metadata({MAGIC: json.dumps(about).encode()})
-    pq.write_table(table, path, compression="zstd", row_group_size=_ROWS_A_GROUP)
+    pq.write_table(table, path, compression="zstd", row_group_size=_ROWS_A_GROUP, write_page_checksum=True)
 
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
@@ -53,7 +55,7 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(path, page_checksum_verification=True)
         about = json.loads((file.schema_arrow.metadata or {}).get(MAGIC, b"null"))
         if type(about) is not dict or about.get("version") != VERSION:
             raise TraceError(f"is not a hisparsim trace of version {VERSION}: convert it again", path=path)

@@ -1,7 +1,8 @@
 """Your own CSV, JSON lines or Parquet: any column names, any usual unit, told by a map.
 
-The map goes from a field to "column" or "column:unit". Fields: arrival (units s, ms, us, ns, datetime; s unless
-told), input_tokens and output_tokens (both needed), session. Without an arrival all requests wait from time 0.
+The map goes from a field to "column" or "column:unit". Fields: arrival (units s, ms, us, ns, datetime; s
+unless told), input_tokens and output_tokens (both needed), session. Without an arrival all requests wait
+from time 0.
 """
 
 from __future__ import annotations

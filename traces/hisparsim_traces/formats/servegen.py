@@ -1,9 +1,9 @@
 """ServeGen client models: rates and length histograms by window, drawn into requests.
 
 A client is `NAME-trace.csv` (no header: start_s, rate, CV, law, two parameters) beside `NAME-dataset.json`
-({window: {"input_tokens": "{tokens: weight}", ...}}). Gaps are drawn with the window's rate and CV by its law
-(Gamma, Weibull, or exponential where none is named); lengths independently from the window's histograms, or from
-the latest window before that has any.
+({window: {"input_tokens": "{tokens: weight}", ...}}). Gaps are drawn with the window's rate and CV by its
+law (Gamma, Weibull, or exponential where none is named); lengths independently from the window's
+histograms, or from the latest window before that has any.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ def _histograms(path: Path) -> dict[int, tuple[_Histogram, _Histogram]]:
                         raise TraceError(
                             f"window {window}: weights of token counts, none negative", path=path
                         )
+                    if not 0 < sum(weights.values()) < float("inf"):
+                        raise TraceError(f"window {window}: weights add up to nothing", path=path)
                 out[round(float(window))] = (_Histogram(pair[0]), _Histogram(pair[1]))
         return out
     except TraceError:

@@ -1,4 +1,6 @@
-"""vLLM `timed_trace`: the keys of Mooncake with the unit and the block size left to the reader (seconds, 16)."""
+"""vLLM `timed_trace`: the keys of Mooncake with the unit and the block size left to the reader (seconds,
+16).
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""WEKA / AgentX conversations: one JSON object each (a file, a line, or a folder of files), with nested sub-agents.
+"""WEKA / AgentX conversations: one JSON object each (a file, a line, or a folder of files), with nested
+sub-agents.
 
-Every conversation has a clock of its own that starts at 0 (seconds), a sub-agent's calls again one that starts
-at 0 where the sub-agent starts. The sub-agent marker's `t` is its *end*: in the public traces, t - duration_ms of
-sub-agents launched together agree to 15 ms and follow the launching call's end. Blocks are 64 tokens; the partial
-tail has no id, and one that is there is cut off. Ids are local to the conversation unless hash_id_scope is global.
+Every conversation has a clock of its own that starts at 0 (seconds), a sub-agent's calls again one that
+starts at 0 where the sub-agent starts. The sub-agent marker's `t` is its *end*: in the public traces, t -
+duration_ms of sub-agents launched together agree to 15 ms and follow the launching call's end. Blocks are
+64 tokens; the partial tail has no id, and one that is there is cut off. Ids are local to the conversation
+unless hash_id_scope is global.
 
-A call waits for the call before it. After a sub-agent that had ended by then, the call waits for that sub-agent's
-last call instead, if it ended later; its think time counts from there, so waiting for the sub-agent (which the
-recorded think_time contains) is not counted twice.
+A call waits for the call before it. After a sub-agent that had ended by then, the call waits for that
+sub-agent's last call instead, if it ended later; its think time counts from there, so waiting for the
+sub-agent (which the recorded think_time contains) is not counted twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a synthetic trace is drawn from: a description, as JSON. It holds distributions, never a row of a trace."""
+"""What a synthetic trace is drawn from: a description, as JSON. It holds distributions, never a row of a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,7 @@ class Sessions(_Model):
 
 
 class Description(_Model):
-    """Everything a synthetic trace is drawn from. `lengths` are those of first turns where there are sessions."""
+    """Everything a synthetic trace is drawn from; with sessions, input lengths are those of first turns."""
 
     name: str = Field(min_length=1)
     seed: int = Field(default=0, ge=0)
@@ -149,7 +151,7 @@ class Description(_Model):
 
 
 def read_description(path: Path) -> Description:
-    """Raises TraceError where the file is missing, not JSON, or breaks a rule; the message names the field."""
+    """Raises TraceError where the file is missing, not JSON, or breaks a rule, and names the field."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

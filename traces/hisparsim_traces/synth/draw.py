@@ -49,7 +49,9 @@ def draw_arrivals(law: Arrivals, n: int, seed: int) -> Floats:
 
 
 def _warped(times: Floats, profile: list[tuple[float, float]]) -> Floats:
-    """Times of a unit-factor process under a stepwise rate: the k-th arrival comes when the rate's integral is times[k]."""
+    """Times of a unit-factor process under a stepwise rate: the k-th arrival comes when the rate's integral
+    is times[k].
+    """
     if not profile:
         return times
     starts = np.array([start for start, _ in profile])
@@ -72,7 +74,9 @@ def _tokens(values: Floats) -> Ints:
 
 
 def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints]:
-    """(block_tokens, block_offsets, block_ids): each prompt continues an earlier one's first blocks, or a root."""
+    """(block_tokens, block_offsets, block_ids): each prompt continues an earlier one's first blocks, or a
+    root.
+    """
     n = len(inputs)
     size = law.block_tokens
     counts = -(-inputs // size)
@@ -117,7 +121,9 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
 def _donor(
     whole: Ints, row: int, back: int, want: int, rows: list[list[int]], last: dict[int, int]
 ) -> int | None:
-    """The earlier request nearest to `back` requests ago that has enough whole blocks and had them last of all."""
+    """The earlier request nearest to `back` requests ago that has enough whole blocks and had them last of
+    all.
+    """
     able = np.flatnonzero(whole[:row] >= want)
     if not len(able):
         return None

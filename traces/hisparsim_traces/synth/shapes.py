@@ -68,10 +68,11 @@ def conversations(
     seed: int = 0,
     name: str = "conversations",
 ) -> Trace:
-    """Sessions of `turns` turns, all first turns at time 0, each later one `think_s` after its parent's end.
+    """Sessions of `turns` turns, all first turns at time 0, each later one `think_s` after its parent's
+    end.
 
-    Turn k's prompt is the parent's prompt, the parent's output and new tokens, so the parent's whole context is
-    its prefix. Rows are in order of session, then turn.
+    Turn k's prompt is the parent's prompt, the parent's output and new tokens, so the parent's whole
+    context is its prefix. Rows are in order of session, then turn.
 
     Args:
         first_tokens: prompt of a first turn; a sequence has one length a session.
@@ -98,8 +99,8 @@ def conversations(
         if later_includes_output:
             if (later < outputs[:, :-1]).any():
                 raise TraceError(
-                    f"later_tokens {later.min()}: includes the previous output, so it must be at least that long "
-                    f"({outputs[:, :-1].max()})"
+                    f"later_tokens {later.min()}: includes the previous output, so it must be at least that "
+                    f"long ({outputs[:, :-1].max()})"
                 )
             growth[:, 1:] = later
         else:
