@@ -43,7 +43,8 @@ class Content:
     def page_hashes(self, request_id: int, pages: NDArray[np.int64]) -> NDArray[np.uint64]:
         """[n] a hash of what each page holds: of its key, or of request and page where it has none."""
         keys = self._specs[request_id].page_keys
-        private = np.uint64(request_id) * _PRIVATE + pages.astype(np.uint64) * _GOLDEN + np.uint64(1)
+        owner = np.array([request_id + 1], np.uint64) * _PRIVATE  # arrays wrap around in silence
+        private = mix(owner) + pages.astype(np.uint64) * _GOLDEN
         if keys is None or not len(keys):
             return mix(private)
         keyed = pages < len(keys)

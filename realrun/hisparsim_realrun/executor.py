@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from hisparsim.cost.terms import Term
-from hisparsim.serving.plan import Load, WriteBack
+from hisparsim.serving.plan import Load, Restore, WriteBack
 
 from .clock import StepClock
 from .content import Content
@@ -150,6 +150,9 @@ class Executor:
             changes.warmed.clear()
             if isinstance(action, Load):
                 self._load(action)
+            elif isinstance(action, Restore):
+                blocks, host = action.resident_blocks[None], np.array([action.host_block], np.int32)
+                self._moved_h2d += self.pools.copy_to_gpu(blocks, host)
         self.clock.mark(Term.LAUNCH)
 
     def _load(self, action: Load) -> None:

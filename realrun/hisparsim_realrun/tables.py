@@ -6,6 +6,7 @@ stands for "not here".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +23,8 @@ from hisparsim.serving.plan import (
     Lose,
     Preempt,
 )
-
-from .errors import RunDied
+from hisparsim.serving.policy import PrefixHit
+from hisparsim.serving.request import Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,22 +65,19 @@ class TableChanges:
 class BlockTables:
     """Tables of all admitted requests."""
 
-    def __init__(self, *, packed: bool, num_groups: int, max_pages: int, num_slots: int) -> None:
+    def __init__(self, *, packed: bool, num_groups: int, max_pages: int) -> None:
         self.packed = packed
         self.num_groups = num_groups
         self.max_pages = max_pages
         self.tables: dict[int, RequestTable] = {}
-        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._free_slots: list[int] = []
+        self._num_slots = 0
 
     def __getitem__(self, request_id: int) -> RequestTable:
         return self.tables[request_id]
 
     def apply(self, action: Action, prefixes: dict[int, PrefixBlocks], changes: TableChanges) -> None:
-        """Change: one action's effect on the tables. Copies of pages are the executor's business.
-
-        Raises:
-            RunDied: more requests run than there are slots.
-        """
+        """Change: one action's effect on the tables. Copies of pages are the executor's business."""
         if isinstance(action, Admit):
             self._admit(action.request_id, prefixes.get(action.request_id), changes)
             return
@@ -99,7 +97,8 @@ class BlockTables:
 
     def _admit(self, request_id: int, prefix: PrefixBlocks | None, changes: TableChanges) -> None:
         if not self._free_slots:
-            raise RunDied(f"request {request_id} finds no slot: more requests run than max_num_seqs allows")
+            self._free_slots.append(self._num_slots)
+            self._num_slots += 1
         pages = self.max_pages
         table = RequestTable(
             request_id,
@@ -146,25 +145,29 @@ class BlockTables:
 class AdmissionTap:
     """Notes which cached blocks each admission takes, which the plan's ``Admit`` does not name.
 
-    It listens to the policy's ``admit`` and changes nothing of it.
+    It listens to the policy's ``admit`` and ``admit_loading`` and changes nothing of them.
     """
 
     def __init__(self, policy: object, *, packed: bool) -> None:
         self._packed = packed
         self._noted: dict[int, PrefixBlocks] = {}
-        inner = policy.admit  # type: ignore[attr-defined]
+        self._listen(policy, "admit")
+        self._listen(policy, "admit_loading")
 
-        def admit(request, hit, num_tokens, *, reserve):  # type: ignore[no-untyped-def]
-            admitted = inner(request, hit, num_tokens, reserve=reserve)
+    def _listen(self, policy: object, method: str) -> None:
+        inner: Callable[..., bool] = getattr(policy, method)
+
+        def admit(request: Request, hit: PrefixHit, *arguments: int, **options: int) -> bool:
+            admitted = inner(request, hit, *arguments, **options)
             if admitted:
-                self._note(request.request_id, hit.blocks, hit.tokens)
+                self._note(request.request_id, hit.blocks)
             return admitted
 
-        policy.admit = admit  # type: ignore[attr-defined]
+        setattr(policy, method, admit)
 
-    def _note(self, request_id: int, blocks: tuple[IntArray, ...], tokens: int) -> None:
+    def _note(self, request_id: int, blocks: tuple[IntArray, ...]) -> None:
         none: NDArray[np.int32] = np.empty(0, np.int32)
-        if not tokens:
+        if not blocks:
             self._noted[request_id] = PrefixBlocks(none, none)
         elif self._packed:
             self._noted[request_id] = PrefixBlocks(blocks[1].copy(), blocks[0].copy())

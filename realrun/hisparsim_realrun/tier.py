@@ -19,25 +19,28 @@ class PrefixTier:
     """Key -> host block of the tier."""
 
     def __init__(self) -> None:
-        self._block_of: dict[int, int] = {}
+        self._blocks_of: dict[int, list[int]] = {}
         self._key_of: dict[int, int] = {}
 
     def store(self, keys: NDArray[np.int64], host_blocks: IntArray) -> None:
         """Change: pages with these keys [n] are written to these blocks [n]."""
         for key, block in zip(keys.tolist(), host_blocks.tolist(), strict=True):
             before = self._key_of.get(block)
-            if before is not None and self._block_of.get(before) == block:
-                del self._block_of[before]
+            if before is not None:
+                self._blocks_of[before].remove(block)
             self._key_of[block] = key
-            self._block_of[key] = block
+            self._blocks_of.setdefault(key, []).append(block)
 
     def find(self, keys: NDArray[np.int64]) -> IntArray:
-        """[n] blocks that hold pages with these keys.
+        """[n] blocks that hold pages with these keys, the one stored first among equals.
 
         Raises:
             RunDied: a key was never stored, or its block was written over.
         """
-        missing = [key for key in keys.tolist() if key not in self._block_of]
-        if missing:
-            raise RunDied(f"the offload tier is asked for page key {missing[0]}, which it does not hold")
-        return np.array([self._block_of[key] for key in keys.tolist()], np.int32)
+        blocks = []
+        for key in keys.tolist():
+            found = self._blocks_of.get(key)
+            if not found:
+                raise RunDied(f"the offload tier is asked for page key {key}, which it does not hold")
+            blocks.append(found[0])
+        return np.array(blocks, np.int32)

@@ -59,8 +59,9 @@ Accepted = Callable[[Request, int], int]
 
 
 def bind(core: ServingCore, plan: StepPlan, tap: AdmissionTap, accepted: Accepted) -> StepWork:
-    """Query: the work of a plan whose step starts now: all steps before it have come back, none is planned
-    after it. Forgets the admissions that the plan takes from ``tap``."""
+    """Change: the work of a plan whose step starts now: all steps before it have come back, none is planned
+    after it. Settles the core's counters and takes the plan's admissions out of ``tap``."""
+    core.settle()
     drafts = {request.request_id: count for request, count in core.drafts_to_verify(plan.plan_id)}
 
     def yields(request_id: int) -> int:

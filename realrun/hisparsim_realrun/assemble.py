@@ -1,0 +1,152 @@
+"""Put an executor together: from limits, a model and a policy to pools, weights and kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hisparsim.locality.profile import LocalityProfile
+from hisparsim.serving.limits import ServingLimits
+from hisparsim.serving.policy import ResidencyPolicy
+from hisparsim.specs.kv_layout import RowFormat
+from hisparsim.specs.models import ModelSpec
+
+from .clock import StepClock
+from .content import Content
+from .copies import CopyEngine
+from .cpu_kernels import CpuKernels
+from .devices import Device, KernelKind
+from .executor import Executor, Mirrors
+from .geometry import geometry_of
+from .hot import HotBuffers
+from .model import Combine, Model, sum_of
+from .options import RunOptions, SelectionMode
+from .pools import Pools
+from .residency import Residency
+from .selection import ProfileSelection
+from .tables import BlockTables
+from .weights import make_weights
+
+INVARIANT_SHARDS = 2
+"""Shards of one rank under ``batch_invariant``, so that two ranks compute the very same partial sums."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What every rank of a run must know to build its executor."""
+
+    model: ModelSpec
+    """The slice that runs."""
+    row_format: RowFormat
+    limits: ServingLimits
+    uses_groups: bool
+    mirrors: Mirrors
+    num_host_blocks: int
+    with_mtp: bool
+    seed: int
+    profile: LocalityProfile | None
+    """None = selections of the model itself."""
+    batch_invariant: bool
+    keep_hidden: bool
+    inline_copies: bool
+
+
+def blueprint(
+    model: ModelSpec,
+    row_format: RowFormat,
+    limits: ServingLimits,
+    policy: ResidencyPolicy,
+    profile: LocalityProfile,
+    options: RunOptions,
+    seed: int,
+) -> Blueprint:
+    """Query: the blueprint of a run under a policy."""
+    if policy.uses_groups:
+        num_host_blocks = limits.num_host_blocks
+    else:  # a whole-page policy with a host tier keeps a ledger called ``tier``
+        num_host_blocks = limits.offload_blocks + 1 if hasattr(policy, "tier") else 0
+    return Blueprint(
+        model=model,
+        row_format=row_format,
+        limits=limits,
+        uses_groups=policy.uses_groups,
+        mirrors=Mirrors(policy.mirrors_prefill, policy.mirrors_decode),
+        num_host_blocks=num_host_blocks,
+        with_mtp=limits.draft_tokens > 0,
+        seed=seed,
+        profile=profile if options.selection is SelectionMode.PROFILE else None,
+        batch_invariant=options.batch_invariant,
+        keep_hidden=options.keep_hidden,
+        inline_copies=options.inline_copies,
+    )
+
+
+def make_executor(
+    plan: Blueprint,
+    device: Device,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    combine: Combine = sum_of,
+    shared_path: Path | None = None,
+) -> Executor:
+    """Change: one rank's executor, with its pools and weights allocated.
+
+    Raises:
+        RealRunError: the geometry has no kernels, or memory does not suffice.
+    """
+    geometry = geometry_of(plan.model, plan.row_format, packed=plan.uses_groups, with_mtp=plan.with_mtp)
+    limits, model_spec = plan.limits, plan.model
+    max_pages = limits.pages(limits.max_model_len + limits.draft_tokens) + 1
+    pools = Pools.allocate(
+        geometry,
+        device,
+        num_blocks=limits.num_blocks,
+        num_host_blocks=plan.num_host_blocks,
+        num_staging_blocks=max_pages if plan.uses_groups else 0,
+        shared_path=shared_path,
+    )
+    num_shards = max(INVARIANT_SHARDS, num_ranks) if plan.batch_invariant else num_ranks
+    per_rank = num_shards // num_ranks
+    weights = make_weights(
+        model_spec,
+        with_mtp=plan.with_mtp,
+        seed=plan.seed,
+        num_shards=num_shards,
+        own_shards=range(rank * per_rank, (rank + 1) * per_rank),
+        device=device.torch_device,
+        dtype=device.dtype,
+    )
+    kernels = _kernels(plan, device, pools)
+    clock = StepClock(device)
+    content = Content(model_spec.vocab_size, plan.seed)
+    tables = BlockTables(
+        packed=plan.uses_groups, num_groups=geometry.num_groups, max_pages=max_pages
+    )
+    hot = HotBuffers(max(limits.hot_rows, 1), max_pages * limits.page_tokens)
+    process = None
+    if plan.profile is not None:
+        process = ProfileSelection(plan.profile, content, len(geometry.units), plan.seed)
+    executor = Executor(
+        Model(model_spec, weights, kernels, combine, clock),
+        pools,
+        Residency(geometry, tables, hot, limits.num_blocks),
+        kernels,
+        content,
+        CopyEngine(device, inline=plan.inline_copies or rank > 0),
+        clock,
+        mirrors=plan.mirrors,
+        writes_host=rank == 0,
+        process=process,
+    )
+    if plan.keep_hidden:
+        executor.hidden = {}
+    return executor
+
+
+def _kernels(plan: Blueprint, device: Device, pools: Pools) -> CpuKernels:
+    if device.kernels is KernelKind.TRITON:
+        from .triton_kernels import TritonKernels
+
+        return TritonKernels(pools, plan.model.index_top_k, invariant=plan.batch_invariant)
+    return CpuKernels(pools, plan.model.index_top_k, invariant=plan.batch_invariant)

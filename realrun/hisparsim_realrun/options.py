@@ -1,0 +1,35 @@
+"""How a run is made real: device, slice of the model, selections, exactness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class SelectionMode(Enum):
+    """Where selections come from."""
+
+    MODEL = "model"
+    """The random model's own index queries and keys."""
+    PROFILE = "profile"
+    """A seeded process with the scenario's locality profile."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a real run beside the scenario."""
+
+    device: str = "cpu"
+    kernels: str | None = None
+    """``torch`` or ``triton``; None = the device's default."""
+    threads: int | None = None
+    """Compute threads on a CPU; None = all cores but one."""
+    num_layers: int | None = None
+    num_experts: int | None = None
+    selection: SelectionMode = SelectionMode.PROFILE
+    batch_invariant: bool = False
+    """Products of fixed shapes: a token's bits do not depend on the batch, the policy or the ranks."""
+    keep_hidden: bool = False
+    """Keep every token's final hidden state (tests)."""
+    inline_copies: bool = False
+    """Make page copies at once instead of beside compute."""
