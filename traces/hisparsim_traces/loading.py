@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from .blocks import BlockColumns, fit_block_counts, intern_blocks
+from .collecting import PER_FILE, Collected, Wraps
 from .detecting import candidates, detect, read_head
 from .errors import TraceError
-from .files import sha256_of
 from .formats import FORMATS
 from .policies import OverLong, ZeroTokens, apply_over_long, is_zero, zero_rows
-from .rows import NO_STAMP, Chunk, Format, Options, Rejected
-from .selecting import renumber, select_rows
-from .trace import Floats, Ints, LoadReport, Trace, no_blocks, offered
-
-_PER_FILE = 1 << 40  # lines of the k-th file of a directory are numbered from k * 2^40 while reading
+from .rows import Chunk, Format, Options
+from .selecting import select_rows
+from .trace import LoadReport, Trace
 
 
 def load(
@@ -30,6 +27,7 @@ def load(
     max_context_tokens: int | None = None,
     over_long: OverLong = "reject",
     zero_tokens: ZeroTokens = "drop",
+    wraps: Wraps = "sort",
     strict: bool = False,
     limit: int | None = None,
     columns: Mapping[str, str] | None = None,
@@ -49,6 +47,8 @@ def load(
             drops its whole session.
         zero_tokens: rows without prompt or without output: "drop" (counted), "error", or "keep" (for
             statistics; such a trace cannot be replayed).
+        wraps: where stamps jump back by more than a minute: "sort" by stamp; "continue" the time from the
+            jump on, for recordings put one after the other; "error".
         strict: a dropped or changed row is an error with its line.
         limit: stop after this many kept requests, without parsing the rest.
         columns: column names and units for the plain formats, such as {"arrival": "ts:ms"}.
@@ -61,6 +61,8 @@ def load(
     """
     from .bundled import BUNDLED, load_bundled
 
+    if wraps not in ("sort", "continue", "error"):
+        raise TraceError(f"wraps {wraps!r}: one of sort, continue, error")
     options = Options(columns, block_tokens, seed, duration_s, time_unit)
     name = str(source)
     path = Path(source)
@@ -79,7 +81,7 @@ def load(
     unknown = options.given() - chosen.takes
     if unknown:
         raise TraceError(f"format {chosen.name} does not take {', '.join(sorted(unknown))}", path=path)
-    collected = _Collected(path, strict)
+    collected = Collected(path, strict, wraps)
     for chunk in _limited(
         read_chunks(files, chosen, options), limit, max_context_tokens, over_long, zero_tokens
     ):
@@ -148,7 +150,7 @@ def read_chunks(files: list[Path], chosen: Format, options: Options) -> Iterator
         for chunk in chosen.read(path, options):
             rows += len(chunk)
             if number:
-                chunk.line = chunk.line + number * _PER_FILE
+                chunk.line = chunk.line + number * PER_FILE
                 if chunk.parent is not None:
                     chunk.parent = np.where(chunk.parent >= 0, chunk.parent + rows_before, -1)
                 if chunk.session is not None:
@@ -184,146 +186,6 @@ def _limited(
             return
         left -= len(places)
         yield chunk
-
-
-@dataclass
-class _Collected:
-    path: Path
-    strict: bool
-    chunks: list[Chunk] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
-    notes: dict[str, None] = field(default_factory=dict)
-    num_blank: int = 0
-
-    def take(self, chunk: Chunk) -> None:
-        for rejected in chunk.rejected:
-            self._strictly(rejected, "dropped")
-            self.dropped[rejected.reason] += 1
-        for changed in chunk.changed:
-            self._strictly(changed, "changed")
-            self.changed[changed.reason] += 1
-        self.notes.update(dict.fromkeys(chunk.notes))
-        self.num_blank += chunk.num_blank
-        chunk.rejected, chunk.changed = [], []
-        self.chunks.append(chunk)
-
-    def _strictly(self, row: Rejected, what: str) -> None:
-        if self.strict:
-            detail = f" ({row.detail})" if row.detail else ""
-            raise TraceError(
-                f"{row.reason}{detail}: the row would be {what}, which strict loading refuses",
-                path=self.path,
-                line=row.line,
-            )
-
-    def trace(self, files: list[Path], chosen: Format) -> Trace:
-        """Every readable row, in order, before any policy."""
-        chunks = self.chunks
-        line = _joined([c.line for c in chunks])
-        n = len(line)
-        time_ns = _joined([c.time_ns for c in chunks])
-        inputs = _joined([c.input_tokens for c in chunks])
-        session = _joined([_or(c.session, len(c), -1) for c in chunks])
-        turn = _joined([_or(c.turn, len(c), 0) for c in chunks])
-        parent = _joined([_or(c.parent, len(c), -1) for c in chunks])
-        shared = _joined([_or(c.shared_prefix_tokens, len(c), 0) for c in chunks])
-        think = np.concatenate(
-            [np.zeros(0), *(np.full(len(c), np.nan) if c.think_s is None else c.think_s for c in chunks)]
-        )
-        blocks = self._blocks(chosen, inputs, line)
-
-        key = sort_keys(time_ns, parent)
-        order = np.argsort(key, kind="stable")
-        place = np.empty(n, np.int64)
-        place[order] = np.arange(n)
-        parent = np.where(parent >= 0, place[np.maximum(parent, 0)], -1)[order]
-        stamps = time_ns[order]
-        arrival = seconds_from_first(stamps)
-        if self.num_blank:
-            self.notes[f"{self.num_blank} blank lines passed over"] = None
-        block_tokens, offsets, ids = no_blocks(n) if blocks is None else blocks.reordered(order)
-        digest = sha256_of(files[0]) if len(files) == 1 else _sha256_of_all(files)
-        steps = np.diff(time_ns[time_ns != NO_STAMP])
-        return Trace(
-            name=self.path.name.split(".")[0],
-            format=chosen.name,
-            sha256=digest,
-            arrival_s=arrival,
-            input_tokens=inputs[order],
-            output_tokens=_joined([c.output_tokens for c in chunks])[order],
-            session=renumber(session[order]),
-            turn=turn[order],
-            parent=parent,
-            think_s=think[order],
-            shared_prefix_tokens=shared[order],
-            block_tokens=block_tokens,
-            block_offsets=offsets,
-            block_ids=ids,
-            source_line=line[order] % _PER_FILE,
-            loading=LoadReport(
-                rows_read=n + sum(self.dropped.values()),
-                rows_kept=n,
-                rows_dropped=dict(self.dropped),
-                changed=dict(self.changed),
-                inversions=0 if chosen.own_clocks else int((steps < 0).sum()),
-                ties=int((steps == 0).sum()),
-                notes=tuple(self.notes),
-                offered=offered(arrival),
-            ),
-        )
-
-    def _blocks(self, chosen: Format, inputs: Ints, line: Ints) -> BlockColumns | None:
-        sizes = {c.block_tokens for c in self.chunks if len(c)}
-        if chosen.block_rule is None or sizes <= {None}:
-            return None
-        if len(sizes) != 1:
-            known = ", ".join(str(size) for size in sorted(s for s in sizes if s is not None))
-            raise TraceError(f"mixes block sizes ({known}): split it by size", path=self.path)
-        size = sizes.pop()
-        assert size is not None
-        counts = _joined([_or(c.block_counts, len(c), 0) for c in self.chunks])
-        ids = np.concatenate([c.block_ids for c in self.chunks if c.block_ids is not None])
-        fitted = fit_block_counts(inputs, counts, ids, size, chosen.block_rule, self.path, chosen.name)
-        for reason, rows in fitted.changed.items():
-            self._strictly(Rejected(int(line[rows[0]]), reason, ""), "changed")
-            self.changed[reason] += len(rows)
-        columns, split = intern_blocks(fitted.counts, fitted.ids, size)
-        if split:
-            self.changed["ids seen behind different prefixes, told apart"] += split
-        return columns
-
-
-def _or(column: Ints | None, n: int, value: int) -> Ints:
-    return np.full(n, value, np.int64) if column is None else column
-
-
-def _joined(columns: list[Ints]) -> Ints:
-    return np.concatenate([*columns, np.zeros(0, np.int64)])
-
-
-def _sha256_of_all(files: list[Path]) -> str:
-    import hashlib
-
-    return hashlib.sha256("".join(sha256_of(path) for path in files).encode()).hexdigest()
-
-
-def sort_keys(time_ns: Ints, parent: Ints) -> Ints:
-    """Each row's own stamp, but never before its parent's; a row without a stamp takes its parent's. [n]"""
-    key = time_ns.copy()
-    children = np.flatnonzero(parent >= 0)
-    for row in children.tolist():  # in file order, where parents stand first
-        key[row] = max(key[row], key[parent[row]])
-    return key
-
-
-def seconds_from_first(stamps: Ints) -> Floats:
-    """Seconds after the earliest stamp; NaN where there is none. [n]"""
-    known = stamps != NO_STAMP
-    arrival = np.full(len(stamps), np.nan)
-    if known.any():
-        arrival[known] = (stamps[known] - stamps[known].min()) / 1e9
-    return arrival
 
 
 def apply_zero_tokens(trace: Trace, policy: ZeroTokens, strict: bool, path: Path) -> Trace:

@@ -12,8 +12,10 @@ when the request arrives: a cache of C blocks hits it when that is below C (Matt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import TraceError
 from .trace import Floats, Ints, Trace
@@ -81,12 +83,17 @@ def stack_distances(trace: Trace, *, sample: float = 1.0) -> StackDistances:
         raise TraceError(f"sample {sample}: a share of the ids above 0 and at most 1")
     offsets, ids = trace.block_offsets, trace.block_ids
     if sample < 1:
-        kept = _hash(ids) < np.uint64(int(sample * 2**63) * 2)
+        kept = hash_ids(ids) < np.uint64(int(sample * 2**63) * 2)
         offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
         ids = ids[kept]
+    return distances_of(offsets, ids, sample)
+
+
+def distances_of(offsets: Ints, ids: Ints, sample: float) -> StackDistances:
+    """Distances of requests' blocks, [n+1] offsets into ids, which are this share of all ids."""
     # the last block of a request is touched first
-    starts, counts = offsets[:-1], np.diff(offsets)
-    row_start = np.repeat(starts, counts)
+    counts = np.diff(offsets)
+    row_start = np.repeat(offsets[:-1], counts)
     row_end = np.repeat(offsets[1:], counts)
     sequence = ids[row_start + row_end - 1 - np.arange(len(ids))]
     before = previous_access(sequence)
@@ -131,7 +138,7 @@ def earlier_greater(values: Ints) -> Ints:
     return counts
 
 
-def _hash(ids: Ints) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def hash_ids(ids: NDArray[Any]) -> NDArray[np.uint64]:
     """splitmix64 of the ids. [n] -> [n]"""
     x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

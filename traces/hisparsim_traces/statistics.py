@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .reuse import ideal_reuse, stack_distances
+from .reuse import StackDistances, ideal_reuse, stack_distances
 from .trace import Floats, Ints, Trace
 
 WINDOWS_S = (1, 10, 60)
 CONTEXT_MARKS = {"32k": 32_768, "128k": 131_072, "200k": 200_000}
 CURVE_POINTS = 12
+LARGE_BYTES = 64 << 20
 
 
 def file_info(
@@ -26,7 +27,8 @@ def file_info(
     `rows_read`, `sum_input_tokens`, `sum_output_tokens`, `span_s`, `rate_per_s`, `interarrival_cv`,
     `burstiness` and the ideal reuse describe the file as recorded: readable rows with zero tokens count,
     since failed requests arrived too. `num_requests`, the length figures, `kept` and the reuse by cache
-    size describe what is kept. Formats without block ids are read in a stream, in bounded memory.
+    size describe what is kept. Formats without block ids, and large files of the others, are read in a
+    stream, in bounded memory.
 
     Args:
         options: format, strict, limit, columns, ... as `load` takes them.
@@ -41,12 +43,11 @@ def file_info(
     bundled = str(source) in BUNDLED and not path.exists()
     if not bundled and path.exists():
         chosen = choose_format(path, options.get("format"), options.get("columns"))
-        if (
-            chosen.block_rule is None
-            and not chosen.own_clocks
-            and not path.is_dir()
-            and not options.get("limit")
-        ):
+        large = (
+            chosen.block_rule not in (None, "given") and path.is_file() and path.stat().st_size > LARGE_BYTES
+        )
+        streams = chosen.block_rule is None or (large and reuse_sample == 1.0)
+        if streams and not chosen.own_clocks and not path.is_dir() and not options.get("limit"):
             return stream_info(
                 path, chosen, **{k: v for k, v in options.items() if k not in ("format", "limit")}
             )
@@ -138,16 +139,20 @@ def dispersion(arrival_s: Floats, window_s: float) -> float | None:
 
 
 def reuse_curve(trace: Trace, *, sample: float = 1.0) -> dict[str, Any] | None:
-    """LRU hit shares by cache size, at sizes spaced evenly by ratio; None without block ids."""
+    """LRU hit shares by cache size; None without block ids."""
     if trace.block_tokens is None or not len(trace.block_ids):
         return None
-    stack = stack_distances(trace, sample=sample)
+    return curve_of(stack_distances(trace, sample=sample), trace.block_tokens)
+
+
+def curve_of(stack: StackDistances, block_tokens: int) -> dict[str, Any]:
+    """LRU hit shares at cache sizes spaced evenly by ratio."""
     most = max(int(stack.num_distinct / stack.sample), 1)
     sizes = sorted({int(size) for size in np.rint(np.geomspace(min(64, most), most, CURVE_POINTS))})
     return {
         "exact": stack.sample == 1.0,
         "sample": stack.sample,
         "cache_blocks": sizes,
-        "cache_tokens": [size * trace.block_tokens for size in sizes],
+        "cache_tokens": [size * block_tokens for size in sizes],
         "hit_share": [stack.hit_share(size) for size in sizes],
     }

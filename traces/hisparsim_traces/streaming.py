@@ -6,7 +6,6 @@ second time, for its stamps alone (8 bytes a row), since gaps and windows need t
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,12 @@ from .errors import TraceError
 from .files import sha256_of
 from .loading import read_chunks
 from .policies import is_zero, zero_rows
-from .rows import Chunk, Format, Options, Rejected
-from .statistics import CONTEXT_MARKS, WINDOWS_S, rate
-from .trace import Ints
+from .reuse_stream import StreamedReuse
+from .rows import NO_STAMP, Chunk, Format, Options, Rejected
+from .running import Arrivals, Lengths, Seen, Span
+from .statistics import CONTEXT_MARKS, WINDOWS_S, curve_of, rate
 
-_DENSE = 1 << 20  # lengths below are counted in an array, longer ones in a dictionary
+_SLICE = 1 << 20
 
 
 def stream_info(
@@ -33,14 +33,19 @@ def stream_info(
     zero_tokens: str = "drop",
     **options: Any,
 ) -> dict[str, Any]:
-    """As `file_info`, for formats without block ids. Raises TraceError as `load` does."""
+    """As `file_info`, in one pass. Raises TraceError as `load` does."""
     reading = Options(**options)
     unknown = reading.given() - chosen.takes
     if unknown:
         raise TraceError(f"format {chosen.name} does not take {', '.join(sorted(unknown))}", path=path)
     sums = _Sums(path, strict)
+    reuse = StreamedReuse(path, chosen.name, chosen.block_rule or "ceil")
     for chunk in read_chunks([path], chosen, reading):
         sums.take(chunk)
+        reuse.add(chunk, ~is_zero(chunk.input_tokens, chunk.output_tokens))
+        if strict and reuse.changed:
+            reason = next(iter(reuse.changed))
+            raise TraceError(f"{reason}: the row would be changed, which strict loading refuses", path=path)
     if not sums.inputs.total:
         dropped = ", ".join(f"{count} {reason}" for reason, count in sums.dropped.items())
         raise TraceError(f"holds no usable request (dropped: {dropped or 'nothing was there'})", path=path)
@@ -58,7 +63,7 @@ def stream_info(
         "rows_read": sums.num_rows + sums.num_rejected,
         "rows_kept": sums.inputs.total,
         "rows_dropped": dict(sums.dropped),
-        "rows_changed": dict(sums.changed),
+        "rows_changed": {**sums.changed, **reuse.changed},
         "inversions": sums.inversions,
         "ties": sums.ties,
         "notes": notes,
@@ -69,9 +74,9 @@ def stream_info(
         "rate_per_s": rate(sums.num_rows, span_s),
         "interarrival_cv": all_arrivals.gap_cv(),
         "burstiness": {f"{window}s": all_arrivals.dispersion(window) for window in WINDOWS_S},
-        "block_tokens": None,
-        "ideal_block_reuse": None,
-        "ideal_token_reuse": sums.shared / sums.sum_input if sums.sum_input else 0.0,
+        "block_tokens": reuse.block_tokens,
+        "ideal_block_reuse": reuse.num_hits / reuse.num_blocks if reuse.num_blocks else None,
+        "ideal_token_reuse": (reuse.hit_tokens if reuse.num_blocks else sums.shared) / max(sums.sum_input, 1),
         "num_sessions": sums.sessions.num_seen,
         "input_tokens": sums.inputs.lengths(),
         "output_tokens": sums.outputs.lengths(),
@@ -82,131 +87,20 @@ def stream_info(
             "span_s": sums.kept.span_s,
             "rate_per_s": rate(sums.inputs.total, sums.kept.span_s),
         },
-        "reuse_by_cache": None,
+        "reuse_by_cache": None
+        if reuse.block_tokens is None or not reuse.num_blocks
+        else curve_of(reuse.distances(), reuse.block_tokens),
     }
-
-
-@dataclass
-class _Lengths:
-    """How often each length occurs."""
-
-    dense: Ints = field(default_factory=lambda: np.zeros(_DENSE, np.int64))
-    long: Counter[int] = field(default_factory=Counter)
-    total: int = 0
-    sum: int = 0
-
-    def add(self, values: Ints) -> None:
-        self.total += len(values)
-        self.sum += int(values.sum())
-        short = values[values < _DENSE]
-        counts = np.bincount(short)
-        self.dense[: len(counts)] += counts
-        if len(short) < len(values):
-            self.long.update(values[values >= _DENSE].tolist())
-
-    def lengths(self) -> dict[str, float]:
-        """As `statistics.lengths`."""
-        seen = np.flatnonzero(self.dense)
-        long = sorted(self.long)
-        values = np.concatenate([seen, np.array(long, np.int64)])
-        upto = np.cumsum(np.concatenate([self.dense[seen], np.array([self.long[v] for v in long], np.int64)]))
-
-        def quantile(share: float) -> float:
-            place = share * (self.total - 1)
-            low, high = math.floor(place), math.ceil(place)
-            below, above = values[np.searchsorted(upto, [low, high], side="right")]
-            return float(below + (above - below) * (place - low))
-
-        return {
-            "p50": quantile(0.5),
-            "p90": quantile(0.9),
-            "p99": quantile(0.99),
-            "max": int(values[-1]),
-            "mean": self.sum / self.total,
-        }
-
-
-@dataclass
-class _Arrivals:
-    """Running sums over stamps in order, nanoseconds."""
-
-    first: int | None = None
-    last: int = 0
-    count: int = 0
-    squared_gaps: float = 0.0
-    window: dict[int, tuple[int, int]] = field(default_factory=lambda: {w: (0, 0) for w in WINDOWS_S})
-    squared_counts: dict[int, int] = field(default_factory=lambda: dict.fromkeys(WINDOWS_S, 0))
-
-    def add(self, stamps: Ints) -> None:
-        if not len(stamps):
-            return
-        if self.first is None:
-            self.first = self.last = int(stamps[0])
-        gaps = np.diff(stamps, prepend=self.last) / 1e9
-        self.squared_gaps += float(gaps @ gaps)
-        self.last = int(stamps[-1])
-        self.count += len(stamps)
-        seconds = (stamps - self.first) // 1_000_000_000
-        for window, (current, held) in self.window.items():
-            index, counts = _runs(seconds // window)
-            if index[0] == current:
-                counts[0] += held
-            else:
-                self.squared_counts[window] += held**2
-            self.squared_counts[window] += int((counts[:-1] ** 2).sum())
-            self.window[window] = (int(index[-1]), int(counts[-1]))
-
-    @property
-    def span_s(self) -> float:
-        return 0.0 if self.first is None else (self.last - self.first) / 1e9
-
-    def gap_cv(self) -> float | None:
-        if self.count < 2 or self.span_s <= 0:
-            return None
-        mean = self.span_s / (self.count - 1)
-        return math.sqrt(max(self.squared_gaps / (self.count - 1) - mean**2, 0.0)) / mean
-
-    def dispersion(self, window_s: int) -> float | None:
-        num_windows, in_last = self.window[window_s]
-        if num_windows < 2:
-            return None
-        mean = (self.count - in_last) / num_windows
-        return self.squared_counts[window_s] / num_windows / mean - mean if mean > 0 else None
-
-
-def _runs(values: Ints) -> tuple[Ints, Ints]:
-    """Distinct values of a sequence in order, and how often each occurs."""
-    starts = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
-    return values[starts], np.diff(starts, append=len(values))
-
-
-@dataclass
-class _Span:
-    """Earliest and latest stamp, nanoseconds."""
-
-    first: int | None = None
-    last: int = 0
-
-    def add(self, stamps: Ints) -> None:
-        if len(stamps):
-            low, high = int(stamps.min()), int(stamps.max())
-            self.first, self.last = (
-                (low, high) if self.first is None else (min(self.first, low), max(self.last, high))
-            )
-
-    @property
-    def span_s(self) -> float:
-        return 0.0 if self.first is None else (self.last - self.first) / 1e9
 
 
 @dataclass
 class _Sums:
     path: Path
     strict: bool
-    inputs: _Lengths = field(default_factory=_Lengths)
-    outputs: _Lengths = field(default_factory=_Lengths)
-    recorded: _Arrivals = field(default_factory=_Arrivals)
-    kept: _Span = field(default_factory=_Span)
+    inputs: Lengths = field(default_factory=Lengths)
+    outputs: Lengths = field(default_factory=Lengths)
+    recorded: Arrivals = field(default_factory=Arrivals)
+    kept: Span = field(default_factory=Span)
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
     above: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTEXT_MARKS, 0)))
@@ -219,7 +113,7 @@ class _Sums:
     shared: int = 0
     inversions: int = 0
     ties: int = 0
-    sessions: _Seen = field(default_factory=lambda: _Seen())
+    sessions: Seen = field(default_factory=Seen)
     _last: int | None = None
 
     def take(self, chunk: Chunk) -> None:
@@ -239,10 +133,13 @@ class _Sums:
         self.sum_output += int(chunk.output_tokens.sum())
         if chunk.shared_prefix_tokens is not None:
             self.shared += int(chunk.shared_prefix_tokens.sum())
-        steps = np.diff(chunk.time_ns, prepend=chunk.time_ns[0] if self._last is None else self._last)
-        self.inversions += int((steps < 0).sum())
-        self.ties += int((steps == 0).sum()) - (self._last is None)
-        self._last = int(chunk.time_ns[-1])
+        stamped = chunk.time_ns != NO_STAMP
+        stamps = chunk.time_ns[stamped]
+        if len(stamps):
+            steps = np.diff(stamps, prepend=stamps[0] if self._last is None else self._last)
+            self.inversions += int((steps < 0).sum())
+            self.ties += int((steps == 0).sum()) - (self._last is None)
+            self._last = int(stamps[-1])
         zero = is_zero(chunk.input_tokens, chunk.output_tokens)
         if zero.any():
             for reason, rows in zero_rows(chunk.input_tokens, chunk.output_tokens).items():
@@ -255,9 +152,9 @@ class _Sums:
             self.above[mark] += int((inputs + outputs > limit).sum())
         if chunk.session is not None:
             self.sessions.add(chunk.session[~zero])
-        self.kept.add(chunk.time_ns[~zero])
+        self.kept.add(chunk.time_ns[stamped & ~zero])
         if not self.inversions:
-            self.recorded.add(chunk.time_ns)
+            self.recorded.add(stamps)
 
     def _strictly(self, row: Rejected, what: str) -> None:
         if self.strict:
@@ -269,36 +166,17 @@ class _Sums:
             )
 
 
-@dataclass
-class _Seen:
-    """How many different sessions there were, one bit each."""
-
-    bits: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(default_factory=lambda: np.zeros(1024, bool))
-
-    def add(self, sessions: Ints) -> None:
-        sessions = sessions[sessions >= 0]
-        if len(sessions):
-            most = int(sessions.max()) + 1
-            if most > len(self.bits):
-                self.bits = np.concatenate(
-                    [self.bits, np.zeros(max(most, 2 * len(self.bits)) - len(self.bits), bool)]
-                )
-            self.bits[sessions] = True
-
-    @property
-    def num_seen(self) -> int:
-        return int(self.bits.sum())
-
-
-def _sorted_arrivals(path: Path, chosen: Format, options: Options, num_rows: int) -> _Arrivals:
+def _sorted_arrivals(path: Path, chosen: Format, options: Options, num_rows: int) -> Arrivals:
     """The arrivals of all rows in order of time; holds 8 bytes a row."""
     time_ns = np.empty(num_rows, np.int64)
     at = 0
     for chunk in read_chunks([path], chosen, options):
-        time_ns[at : at + len(chunk)] = chunk.time_ns
-        at += len(chunk)
+        stamps = chunk.time_ns[chunk.time_ns != NO_STAMP]
+        time_ns[at : at + len(stamps)] = stamps
+        at += len(stamps)
+    time_ns = time_ns[:at]
     time_ns.sort()
-    arrivals = _Arrivals()
-    for start in range(0, len(time_ns), _DENSE):
-        arrivals.add(time_ns[start : start + _DENSE])
+    arrivals = Arrivals()
+    for start in range(0, len(time_ns), _SLICE):
+        arrivals.add(time_ns[start : start + _SLICE])
     return arrivals
