@@ -89,6 +89,22 @@ def test_time_that_goes_backwards_is_sorted_and_counted(tmp_path: Path) -> None:
     assert trace.parent.tolist() == [-1, 0, -1, -1]
 
 
+def test_a_clock_that_starts_again_can_run_on_or_be_refused(tmp_path: Path) -> None:
+    stamps = [0, 500_000, 499_000, 1000, 2000]  # ms: one step of jitter, one new recording
+    path = lines(tmp_path / "a.jsonl", [mooncake(stamp, 100 + k) for k, stamp in enumerate(stamps)])
+    by_stamp = load(path)
+    assert by_stamp.input_tokens.tolist() == [100, 103, 104, 102, 101]
+    assert by_stamp.loading.inversions == 2
+    run_on = load(path, wraps="continue")
+    run_on.check()
+    # from the jump on, time goes on where the row before it stood
+    assert run_on.input_tokens.tolist() == [100, 102, 103, 101, 104]
+    assert run_on.arrival_s.tolist() == [0.0, 499.0, 499.0, 500.0, 500.0]
+    assert run_on.loading.changed == {"stamps moved behind the clock's jump back": 2}
+    with pytest.raises(TraceError, match=r"a\.jsonl:4: the clock jumps back by 498 s"):
+        load(path, wraps="error")
+
+
 def test_ties_keep_the_order_of_the_file(tmp_path: Path) -> None:
     rows = [mooncake(3000 * (k // 20), 100 + k) for k in range(60)]
     trace = load(lines(tmp_path / "a.jsonl", list(rows)))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hisparsim_traces import TraceError, load
+from hisparsim_traces import TraceError, files, load, reuse_stream
 from hisparsim_traces.formats import FORMATS
 from hisparsim_traces.loading import apply_zero_tokens
+from hisparsim_traces.reuse_stream import IdSet
 from hisparsim_traces.statistics import trace_info
 from hisparsim_traces.streaming import stream_info
+from hisparsim_traces.writing import write_mooncake
 
 
 def write_rows(path: Path, n: int, seed: int, *, disorder: bool = False) -> Path:
@@ -52,6 +57,47 @@ def test_a_stream_gives_the_same_figures_as_memory(tmp_path: Path, n: int, disor
                 assert near(stream[key][name], figure), (key, name)
         else:
             assert near(stream[key], value), key
+
+
+@pytest.mark.parametrize("name", ["conversation", "tool-agent"])
+def test_a_stream_counts_reuse_as_memory_does(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1 << 14)  # many chunks
+    trace = load(name)
+    mask = np.arange(trace.num_requests) % 7 == 0
+    trace = replace(trace, output_tokens=np.where(mask, 0, trace.output_tokens))
+    path = tmp_path / "a.jsonl"
+    write_mooncake(trace, path)
+    recorded = load(path, zero_tokens="keep")
+    memory = trace_info(recorded, apply_zero_tokens(recorded, "drop", False, path))
+    stream = stream_info(path, FORMATS["mooncake"])
+    for key in ("block_tokens", "ideal_block_reuse", "ideal_token_reuse", "reuse_by_cache", "rows_dropped"):
+        assert stream[key] == memory[key], key
+    monkeypatch.setattr(reuse_stream, "MAX_ACCESSES", 10_000)
+    sampled = stream_info(path, FORMATS["mooncake"])
+    assert sampled["ideal_block_reuse"] == memory["ideal_block_reuse"]
+    assert sampled["reuse_by_cache"]["exact"] is False
+    assert 0.1 < sampled["reuse_by_cache"]["sample"] < 1
+    for size, share in zip(
+        memory["reuse_by_cache"]["cache_blocks"], memory["reuse_by_cache"]["hit_share"], strict=True
+    ):
+        near_size = np.interp(
+            size, sampled["reuse_by_cache"]["cache_blocks"], sampled["reuse_by_cache"]["hit_share"]
+        )
+        assert near_size == pytest.approx(share, abs=0.1)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=30), max_size=20))
+def test_id_sets_hold_what_was_added(batches: list[list[int]]) -> None:
+    held: set[int] = set()
+    ids = IdSet()
+    for batch in batches:
+        asked = np.unique(np.array(batch, np.uint64))
+        assert ids.holds(asked).tolist() == [one in held for one in asked.tolist()]
+        ids.add(asked[~ids.holds(asked)])
+        held.update(batch)
+        assert len(ids) == len(held)
 
 
 def test_strict_streams_refuse_the_first_bad_row(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ class LoopChoice(StrEnum):
     OPEN = "open"
 
 
+class WrapsChoice(StrEnum):
+    SORT = "sort"
+    CONTINUE = "continue"
+    ERROR = "error"
+
+
 class OverLongChoice(StrEnum):
     REJECT = "reject"
     SKIP = "skip"
@@ -60,6 +66,9 @@ MaxContext = Annotated[
     int | None, typer.Option("--max-context", min=2, help="Longest prompt plus output, in tokens.")
 ]
 OverLongOption = Annotated[OverLongChoice, typer.Option("--over-long", help="What happens to longer ones.")]
+WrapsOption = Annotated[
+    WrapsChoice, typer.Option("--wraps", help="Where stamps jump back by more than a minute.")
+]
 BlockTokens = Annotated[int | None, typer.Option("--block-tokens", min=1, help="Tokens a block id covers.")]
 TimeUnit = Annotated[str | None, typer.Option("--time-unit", help="s, ms, us or ns, for timed_trace.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of what is drawn.")]
@@ -207,6 +216,7 @@ def convert(
     limit: Limit = None,
     max_context: MaxContext = None,
     over_long: OverLongOption = OverLongChoice.REJECT,
+    wraps: WrapsOption = WrapsChoice.SORT,
     block_tokens: BlockTokens = None,
     time_unit: TimeUnit = None,
     seed: Seed = None,
@@ -226,7 +236,7 @@ def convert(
         seed=seed,
         duration_s=duration,
     )
-    _write(load(file, over_long=over_long.value, **options), out, to)
+    _write(load(file, over_long=over_long.value, wraps=wraps.value, **options), out, to)
 
 
 @app.command("slice")
@@ -245,6 +255,13 @@ def slice_(
     time_scale: Annotated[
         float, typer.Option("--time-scale", help="0.5 doubles the rate; applied last.")
     ] = 1.0,
+    spread: Annotated[
+        float | None,
+        typer.Option(
+            "--spread-ties", help="Spread arrivals of one stamp over so many seconds, first of all."
+        ),
+    ] = None,
+    wraps: WrapsOption = WrapsChoice.SORT,
     to: To = None,
     format: FormatName = None,
     column_map: ColumnMap = None,
@@ -253,11 +270,15 @@ def slice_(
 ) -> None:
     """A part of a trace, at another speed: window, limit, loop, gap cap, time scale, in this order."""
     from .loading import load
-    from .replay import prepare
+    from .replay import prepare, spread_ties
 
     trace = load(
-        file, **_options(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit)
+        file,
+        wraps=wraps.value,
+        **_options(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit),
     )
+    if spread is not None:
+        trace = spread_ties(trace, spread)
     part = prepare(
         trace,
         start_s=start,
