@@ -62,8 +62,22 @@ class StepTable:
         return {name: rows[:, index].copy() for index, name in enumerate(self.columns)}
 
 
+class StepEnds:
+    """When a replica's last step ended: the last token time of its steady decodes."""
+
+    __slots__ = ("sequence", "time_ns")
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.time_ns = 0
+
+
 class TokenClock:
-    """First tokens, finishes and inter-token gaps of each request, by the end times of steps."""
+    """First tokens, finishes and inter-token gaps of each request, by the end times of steps.
+
+    A gap is the time between two chunks of tokens that reach the user, as benchmark clients measure it; a
+    verify step's tokens are one chunk.
+    """
 
     def __init__(self, num_requests: int) -> None:
         self.admitted_ns = np.full(num_requests, -1, np.int64)
@@ -75,38 +89,41 @@ class TokenClock:
         self._last_ns: dict[int, int] = {}
         self._gaps: dict[int, int] = {}
 
-    def tokens(self, completion: Completion, now_ns: int) -> None:
-        """Chunks of tokens came back at one instant."""
+    def tokens(self, completion: Completion, ends: StepEnds, now_ns: int) -> None:
+        """A step's tokens came back."""
         last, gaps = self._last_ns, self._gaps
-        for request, kept in completion.tokens:
+        if completion.steady:
+            gap = now_ns - ends.time_ns
+            gaps[gap] = gaps.get(gap, 0) + len(completion.steady)
+        for request, _ in completion.listed:
             row = request.request_id
-            before = last.get(row)
+            if request.steady_through == ends.sequence and ends.sequence:
+                before: int | None = ends.time_ns
+            else:
+                before = last.get(row)
             if before is None:
                 self.first_token_ns[row] = now_ns
             else:
                 gap = now_ns - before
                 gaps[gap] = gaps.get(gap, 0) + 1
             last[row] = now_ns
-            self.output_tokens[row] += kept
         for request in completion.finished:
             row = request.request_id
             self.finish_ns[row] = now_ns
+            self.output_tokens[row] = request.output_tokens
             self.num_preemptions[row] = request.num_preemptions
             self.hit_tokens[row] = request.hit_tokens or 0
             del last[row]
+        ends.sequence = completion.sequence
+        ends.time_ns = now_ns
 
-    def stretch(self, rows: Sequence[int], ends_ns: NDArray[np.int64]) -> None:
-        """Each of these requests gained one token at the end of each of these steps, and had one before."""
-        gaps, last = self._gaps, self._last_ns
-        first_end = int(ends_ns[0])
-        for row in rows:
-            gap = first_end - last[row]
-            gaps[gap] = gaps.get(gap, 0) + 1
-            last[row] = int(ends_ns[-1])
-        self.output_tokens[list(rows)] += len(ends_ns)
-        values, counts = np.unique(np.diff(ends_ns), return_counts=True)
-        for gap, count in zip(values.tolist(), counts.tolist(), strict=True):
-            gaps[gap] = gaps.get(gap, 0) + count * len(rows)
+    def stretch(self, num_steady: int, sequence: int, ends: StepEnds, ends_ns: NDArray[np.int64]) -> None:
+        """So many steady decodes gained one token at each of these times; ``sequence`` is the last step's."""
+        gaps = self._gaps
+        for gap in np.diff(ends_ns, prepend=ends.time_ns).tolist():
+            gaps[gap] = gaps.get(gap, 0) + num_steady
+        ends.sequence = sequence
+        ends.time_ns = int(ends_ns[-1])
 
     def gap_weights(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(gap_ns, weight), sorted by gap."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hisparsim.cost.load import StepLoad
 from hisparsim.cost.model import CostModel, StepCost
 from hisparsim.des.links import HostLink
+from hisparsim.des.recorder import StepEnds
 from hisparsim.des.transfers import TransferDesk
 from hisparsim.locality.profile import LocalityProfile
 from hisparsim.serving.core import ServingCore
 from hisparsim.serving.plan import DecodeBatch, Idle, StepPlan
+from hisparsim.serving.policy import Census
+
+Counts = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -23,6 +28,21 @@ class RowCounts:
     looked_up: int = 0
     """Rows not readable on the GPU otherwise: hits and misses of the hot buffers."""
     selected: int = 0
+
+    def add(self, rows: StretchRows, num_steps: int) -> None:
+        """Count the first steps of a stretch."""
+        self.selected += int(rows.selected[:num_steps].sum())
+        self.looked_up += int(rows.looked_up[:num_steps].sum())
+        self.missed += int(rows.missed[:num_steps].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StretchRows:
+    """As :class:`RowCounts`, [k] for each step of a stretch."""
+
+    missed: Counts
+    looked_up: Counts
+    selected: Counts
 
 
 @dataclass(slots=True)
@@ -56,10 +76,10 @@ class Replica:
     top_k: int
     link: HostLink
     desk: TransferDesk
-    front_end_free_ns: int = 0
     next_plan: StepPlan | None = None
     next_snapshot: Snapshot | None = None
     rows: RowCounts = field(default_factory=RowCounts)
+    ends: StepEnds = field(default_factory=StepEnds)
     alive_tokens: int = 0
 
     def prepare(self) -> bool:
@@ -74,8 +94,11 @@ class Replica:
 
     def snapshot(self) -> Snapshot:
         """Counts right after a plan. Changes nothing."""
+        return self.snapshot_of(self.core.policy.census(self.core.running))
+
+    def snapshot_of(self, census: Census) -> Snapshot:
+        """Counts with those of the policy's memory given. Changes nothing."""
         core = self.core
-        census = core.policy.census(core.running)
         return Snapshot(
             len(core.running),
             len(core.waiting),
@@ -94,35 +117,66 @@ class Replica:
             core.notes.waited,
         )
 
-    def missed_millirows(self, decodes: DecodeBatch) -> int:
-        """Expected rows missed in one layer by a decode batch, in thousandths; counts where rows fell."""
-        if not decodes.request_ids:
-            return 0
-        context = decodes.context_tokens
-        selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
-        total = int(selected.sum())
-        self.rows.selected += total
-        absent = decodes.pages - decodes.resident_pages
-        if not decodes.hot_rows or not absent.any():
-            return 0
-        looked_up = int((selected * absent // decodes.pages).sum())
-        missed = int(
-            self.profile.missed_millirows(
-                context, decodes.resident_pages, decodes.pages, decodes.hot_rows, decodes.query_tokens
-            ).sum()
-        )
-        self.rows.looked_up += max(looked_up, missed)
-        self.rows.missed += missed
-        return missed
+    def _rows(
+        self, context: Counts, pages: Counts, resident: Counts, hot_rows: int, query_tokens: int
+    ) -> tuple[Counts, Counts, Counts]:
+        """[n] thousandths of a row of one layer: missed, looked up in a hot buffer, selected."""
+        selected = np.minimum(context, self.top_k) * (1000 * query_tokens)
+        if not hot_rows or resident is pages or not (absent := pages - resident).any():
+            nothing = np.zeros_like(selected)
+            return nothing, nothing, selected
+        missed = self.profile.missed_millirows(context, resident, pages, hot_rows, query_tokens)
+        looked_up = np.maximum(selected * absent // np.maximum(pages, 1), missed)
+        return missed, looked_up, selected
 
     def load(self, plan: StepPlan) -> StepLoad:
-        """The load of a plan, misses included; counts rows."""
+        """The load of a plan, expected misses included; counts where its selections fall."""
+        decodes = plan.decodes
+        missed_millirows = 0
+        if decodes.request_ids:
+            missed, looked_up, selected = self._rows(
+                decodes.context_tokens,
+                decodes.pages,
+                decodes.resident_pages,
+                decodes.hot_rows,
+                decodes.query_tokens,
+            )
+            if looked_up is not missed:
+                missed_millirows = int(missed.sum())
+                self.rows.missed += missed_millirows
+                self.rows.looked_up += int(looked_up.sum())
+            self.rows.selected += int(selected.sum())
         return StepLoad.of(
             plan,
             top_k=self.top_k,
             resolve=self.core.policy.uses_groups,
-            missed_millirows=self.missed_millirows(plan.decodes),
+            missed_millirows=missed_millirows,
         )
+
+    def stretch_load(self, plan: StepPlan, num_steps: int) -> tuple[StepLoad, StretchRows]:
+        """The load of so many quiet steps that start with a plan, and where their selections fall."""
+        decodes: DecodeBatch = plan.decodes
+        shape = (num_steps, len(decodes.request_ids))
+        grown = decodes.context_tokens[None, :] + np.arange(num_steps, dtype=np.int64)[:, None]
+        parts = self._rows(
+            grown.ravel(),
+            np.broadcast_to(decodes.pages, shape).ravel(),
+            np.broadcast_to(decodes.resident_pages, shape).ravel(),
+            decodes.hot_rows,
+            decodes.query_tokens,
+        )
+        missed, looked_up, selected = (part.reshape(shape).sum(axis=1) for part in parts)
+        load = StepLoad.stretch(
+            decodes,
+            num_steps,
+            top_k=self.top_k,
+            resolve=self.core.policy.uses_groups,
+            graph_requests=plan.graph_bucket or 0,
+            hot_requests=int(np.count_nonzero(decodes.resident_pages < decodes.pages)),
+            missed_millirows=missed,
+            mirrored_tokens=plan.mirrored_tokens,
+        )
+        return load, StretchRows(missed, looked_up, selected)
 
     def price(self, load: StepLoad) -> StepCost:
         """What a step costs that starts now. Changes nothing."""

@@ -11,24 +11,22 @@ import numpy as np
 import simpy
 
 from hisparsim.cost.link_rates import link_rates
-from hisparsim.cost.model import CostModel
-from hisparsim.cost.roofline import RooflineModel, RooflineOptions
+from hisparsim.cost.sources import cost_model
 from hisparsim.des.arrivals import Arrivals
+from hisparsim.des.gang import Gang
 from hisparsim.des.identity import PageIdentity
 from hisparsim.des.links import HostLinks, TransferKind
 from hisparsim.des.recorder import TokenClock
 from hisparsim.des.replica import Replica
 from hisparsim.des.transfers import TransferDesk
-from hisparsim.des.world import Gang, World
+from hisparsim.des.world import World
 from hisparsim.locality.profile import load_profile
 from hisparsim.results.records import RunResult
 from hisparsim.serving.core import ServingCore
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.policies import policy_class
 from hisparsim.serving.policy import ResidencyPolicy
-from hisparsim.specs.errors import ScenarioError
 from hisparsim.specs.scenario import Scenario
-from hisparsim.specs.sections import CostSource
 from hisparsim.specs.setup import PoolKind, ServingSetup
 from hisparsim_traces import Trace
 
@@ -38,12 +36,15 @@ def simulate(
     trace: Trace,
     *,
     check: bool = False,
+    step_by_step: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> RunResult:
     """Play a trace under the scenario's policy.
 
     Args:
         check: run the conservation laws at every step (slow).
+        step_by_step: spend an event on every step; by default stretches of quiet steps take one. The results
+            are equal.
         progress: called with the number of finished requests as it grows.
 
     Returns:
@@ -62,7 +63,7 @@ def simulate(
         trace = trace.scaled(workload.time_scale)
     kind = policy_class(scenario.policy.name)
     setup = scenario.setup(PoolKind.PACKED if kind.uses_groups else PoolKind.WHOLE)
-    world, gangs = _build(scenario, setup, trace, kind, check, progress)
+    world, gangs = _build(scenario, setup, trace, kind, check, step_by_step, progress)
     for gang in gangs:
         world.env.process(gang.serve())
     enabled = gc.isenabled()
@@ -102,30 +103,17 @@ def limits_of(setup: ServingSetup) -> ServingLimits:
     )
 
 
-def cost_model_of(scenario: Scenario) -> CostModel:
-    """The source of step times that a scenario asks for.
-
-    Raises:
-        ScenarioError: a source that needs data that are not there.
-    """
-    if scenario.cost.source is CostSource.ROOFLINE:
-        options = RooflineOptions(overlap=scenario.links.overlap, resolve_us=scenario.cost.resolve_us)
-        return RooflineModel.of(scenario, options=options)
-    raise ScenarioError(
-        f"cost.source = {scenario.cost.source.value!r}: only 'roofline' is available in this version"
-    )
-
-
 def _build(
     scenario: Scenario,
     setup: ServingSetup,
     trace: Trace,
     kind: type[ResidencyPolicy],
     check: bool,
+    step_by_step: bool,
     progress: Callable[[int], None] | None,
 ) -> tuple[World, list[Gang]]:
     env = simpy.Environment()
-    cost = cost_model_of(scenario)
+    cost = cost_model(scenario)
     rates = link_rates(scenario)
     links = HostLinks(env, rates)
     profile = load_profile(scenario.locality.profile, setup.top_k)
@@ -148,6 +136,7 @@ def _build(
         draft_tokens=scenario.speculation.draft_tokens,
         acceptance=scenario.speculation.acceptance,
         check=check,
+        step_by_step=step_by_step,
         progress=progress,
     )
     together = setup.ep and setup.dp > 1

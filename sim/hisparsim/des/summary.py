@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hisparsim.cost.load import StepLoad
-from hisparsim.des.world import STEP_TABLE_COLUMNS, Gang, World
+from hisparsim.des.gang import STEP_TABLE_COLUMNS, Gang
+from hisparsim.des.world import World
 from hisparsim.results.records import RequestStatus, RunResult
 from hisparsim.serving.core import graph_bucket
 from hisparsim.specs.scenario import Scenario

@@ -62,12 +62,20 @@ class TransferDesk:
                 self.h2d_bytes += action.num_bytes
                 self._flow(action.num_bytes, TransferKind.RESTORE, action.transfer_id, action.request_id)
 
-    def end(self, plan: StepPlan) -> None:
-        """A plan's step has ended: the rows that it computed can be copied."""
+    def quiet_plans(self, plan_id: int) -> int:
+        """How many plans from this one on come back without news of a transfer. Changes nothing."""
+        if self.num_flows or self._arrived:
+            return 0
+        return min(self._news) - plan_id if self._news else 1 << 30
+
+    def end(self, plan: StepPlan, started_ns: int) -> None:
+        """A plan's step has ended: the rows that it computed can be copied, its worker reports."""
         for action in plan.actions:
             if isinstance(action, WriteBack) and action.num_bytes:
                 self.d2h_bytes += action.num_bytes
                 self._flow(action.num_bytes, self._store, action.transfer_id, None)
+        if self._news or self._arrived:
+            self._report(plan.plan_id, started_ns)
 
     def _flow(self, num_bytes: int, kind: TransferKind, transfer_id: int, request_id: int | None) -> None:
         event = self.link.transfer(num_bytes, kind)
@@ -76,7 +84,7 @@ class TransferDesk:
         assert callbacks is not None
         callbacks.append(lambda _event: self._arrived.append((int(self.env.now), transfer_id, request_id)))
 
-    def report(self, plan_id: int, started_ns: int) -> None:
+    def _report(self, plan_id: int, started_ns: int) -> None:
         """A step that started then has ended: tell the core what its worker saw."""
         updates = self._news.pop(plan_id, [])
         if self._arrived:

@@ -30,7 +30,7 @@ from hisparsim.serving.plan import (
     StepPlan,
     TransferUpdate,
 )
-from hisparsim.serving.policy import LateFree, ResidencyPolicy
+from hisparsim.serving.policy import Census, LateFree, ResidencyPolicy
 from hisparsim.serving.request import Request, RequestSpec, Status
 from hisparsim.serving.steady import PlanInFlight, SteadyDecodes
 
@@ -242,9 +242,15 @@ class ServingCore:
                     break  # a chunk that comes before it in the order takes its share first
                 continue
             if request.steady:
-                if prefilling or not self._stays_steady(request, woken):
+                if prefilling:
                     break
-                continue
+                stays = self._stays_steady(request, woken)
+                if stays is None:
+                    break
+                if stays:
+                    continue
+                steady.leave(request, self._plans)
+                budget += 1
             count = self._tokens_wanted(request, budget)
             if count:
                 if self._needs_memory(request, count) and not self.policy.extend(request, count):
@@ -303,8 +309,11 @@ class ServingCore:
         """Computed tokens below which a steady request needs nothing and cannot finish."""
         return min(self.policy.quiet_until(request), request.end_tokens - 2)
 
-    def _stays_steady(self, request: Request, woken: list[Request]) -> bool:
-        """A steady request's number has come: do what it needs; False where it has to be listed."""
+    def _stays_steady(self, request: Request, woken: list[Request]) -> bool | None:
+        """A steady request's number has come: do what it needs.
+
+        False where it has to be listed from now on, None where it does not get its memory.
+        """
         steady, sequence = self._steady, self._steady.planned + 1
         steady.settle(request)
         quiet = self._quiet_until(request)
@@ -312,7 +321,7 @@ class ServingCore:
             if request.computed >= request.end_tokens - 2 or request.ledger.paused:  # type: ignore[union-attr]
                 return False
             if self._needs_memory(request, 1) and not self.policy.extend(request, 1):
-                return False
+                return None
             self._seal(request, min(request.computed + 1, request.known))
             woken.append(request)
             quiet = self._quiet_until(request)
@@ -685,10 +694,36 @@ class ServingCore:
             return 0
         if any(plan.requests for plan in self._plans) or notes.scheduled:
             return 0
-        return max(min(request.wake for request in self.running) - steady.planned - 1, 0)
+        planned = steady.planned
+        rounds = min(request.wake for request in self.running) - planned - 1
+        if self.policy.grows_quietly:
+            ends = min(r.end_tokens - 2 - r.computed + r.base_planned for r in self.running) - planned
+            page = self.limits.page_tokens
+            pages = self.policy.pool.num_free // len(self.running) - 1
+            rounds = max(rounds, min(ends, pages * page))
+        return max(rounds, 0)
 
-    def advance(self, rounds: int) -> None:
-        """Make so many plans and bring as many back, all as :meth:`quiet_steps` promised."""
+    def advance(self, rounds: int) -> list[tuple[int, Census]]:
+        """Make so many plans and bring as many back, all as :meth:`quiet_steps` promised.
+
+        Returns:
+            The rounds (from 1) whose plans took pages, and the counts right after each.
+        """
+        steady, running = self._steady, self.running
+        first, last = steady.planned, steady.planned + rounds
+        changes: list[tuple[int, Census]] = []
+        while (sequence := min(request.wake for request in running)) <= last:
+            self._skip(sequence - 1 - steady.planned)
+            self.policy.begin_step()
+            for request in running:
+                if request.wake <= sequence and not self._stays_steady(request, []):
+                    raise ProtocolError(f"{request!r} does not get through a quiet stretch")
+            self._skip(1)
+            changes.append((sequence - first, self.policy.census(running)))
+        self._skip(last - steady.planned)
+        return changes
+
+    def _skip(self, rounds: int) -> None:
         self._steady.planned += rounds
         self._steady.completed += rounds
         self._next_plan_id += rounds

@@ -110,6 +110,10 @@ class ResidencyPolicy(ABC):
     uses_groups: ClassVar[bool] = False
     """The pool is laid out in layer groups (indexer, resident and hot pages of one block size)."""
 
+    grows_quietly: ClassVar[bool] = False
+    """While blocks are free, decodes that take pages and cache full ones start no transfer and change nothing
+    for anybody else, so that stretches of them can be taken at once."""
+
     def __init__(self, limits: ServingLimits, **options: Any) -> None:
         unknown = set(options) - set(self.options)
         if unknown:
@@ -156,7 +160,8 @@ class ResidencyPolicy(ABC):
         ledger = request.ledger
         if ledger is None or ledger.wants_more or ledger.paused:
             return 0
-        return min(request.slot_tokens - self.limits.draft_tokens, request.next_seal - 1)
+        # With two plans in flight the scheduler knows one token less than it has planned.
+        return min(request.slot_tokens, request.next_seal + self.limits.async_depth - 2)
 
     def looks_at_all(self) -> bool:
         """Whether ``end_step`` has to see every scheduled request of this plan, not only those with something

@@ -144,7 +144,7 @@ class SchedulerSection(Section):
         142_000
     )
     async_depth: Annotated[
-        Annotated[int, Field(ge=1, le=8)],
+        Annotated[int, Field(ge=1, le=2)],
         Field(description="steps open at once: 2 = asynchronous scheduling, 1 = synchronous"),
     ] = 2
     watermark: Annotated[Share, Field(description="share of the GPU pool that admission keeps free")] = 0.0

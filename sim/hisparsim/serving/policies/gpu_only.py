@@ -44,6 +44,7 @@ class GpuOnly(ResidencyPolicy):
     name = "gpu-only"
     summary = "all KV on the GPU, GPU prefix cache, preemption recomputes"
     ledger_class: ClassVar[type[GpuLedger]] = GpuLedger
+    grows_quietly = True
 
     # -- queries ----------------------------------------------------------------------------------
 

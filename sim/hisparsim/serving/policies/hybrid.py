@@ -113,7 +113,7 @@ class _Transfer:
     It holds host blocks and frames until it is done.
     """
 
-    __slots__ = ("done", "enqueued", "end", "first", "frames", "host_blocks", "ledger", "restores")
+    __slots__ = ("done", "end", "enqueued", "first", "frames", "host_blocks", "ledger", "restores")
 
     def __init__(
         self, ledger: HybridLedger, first: int, end: int, frames: IntArray, *, restores: bool = False
@@ -201,7 +201,7 @@ class Hybrid(ResidencyPolicy):
         ledger = request.ledger
         assert isinstance(ledger, HybridLedger)
         next_write_back = (ledger.planned + 1) * self.limits.page_tokens
-        return min(super().quiet_until(request), next_write_back - 1)
+        return min(super().quiet_until(request), next_write_back + self.limits.async_depth - 2)
 
     def looks_at_all(self) -> bool:
         """When the pool is low, every request that cannot read from the host is asked to."""

@@ -36,6 +36,7 @@ class PrefixOffload(GpuOnly):
     name = "prefix-offload"
     summary = "gpu-only with a host tier for cached prefixes; a request must be fully on the GPU to run"
     ledger_class = OffloadLedger
+    grows_quietly = False  # full pages start copies
 
     def __init__(self, limits: ServingLimits, **options: Any) -> None:
         super().__init__(limits, **options)
@@ -66,7 +67,7 @@ class PrefixOffload(GpuOnly):
         ledger = request.ledger
         assert isinstance(ledger, OffloadLedger)
         next_store = (ledger.offered_pages + 1) * self.limits.page_tokens
-        return min(super().quiet_until(request), next_store - 1)
+        return min(super().quiet_until(request), next_store + self.limits.async_depth - 2)
 
     def census(self, running: Sequence[Request]) -> Census:
         counts = super().census(running)

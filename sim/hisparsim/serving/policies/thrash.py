@@ -16,6 +16,7 @@ from hisparsim.serving.request import Request
 
 class Thrash(GpuOnly):
     name = "thrash"
+    grows_quietly = False
     summary = "preempts everybody else for each new page (pathological, for tests)"
 
     def __init__(self, limits: ServingLimits, **options: Any) -> None:

@@ -1,0 +1,246 @@
+"""The serving loop: the SimPy process of replicas that step together.
+
+A gang is one replica, or all that share experts (EP): its step lasts as long as its slowest replica, the
+expert layers see all replicas' tokens, and replicas without work run dummy steps. With two plans in flight,
+plan n+1 is made when step n starts; what arrives or completes during n is first seen by plan n+2.
+
+Stretches of quiet steps (decodes that only lengthen contexts) are priced at once and take one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import simpy
+
+from hisparsim.cost.model import StepCost
+from hisparsim.cost.terms import Term
+from hisparsim.des.draws import tokens_of_verify_step
+from hisparsim.des.recorder import BASE_COLUMNS, StepTable
+from hisparsim.des.replica import Replica, Snapshot
+from hisparsim.des.world import World
+from hisparsim.serving.plan import Admit, Load, Outcome, StepPlan, WriteBack
+
+TERMS = tuple(Term)
+STEP_TABLE_COLUMNS = (*BASE_COLUMNS, *(f"cost_{term.value}_ns" for term in TERMS))
+MIN_STRETCH = 3
+"""Fewer quiet steps than this cost less one by one."""
+MAX_STRETCH = 4096
+_H2D = BASE_COLUMNS.index("h2d_bytes")
+_NO_OUTCOME = Outcome()
+
+
+class Gang:
+    """Replicas that step together, and the record of their steps."""
+
+    def __init__(self, world: World, replicas: list[Replica]) -> None:
+        self.world = world
+        self.replicas = replicas
+        self.steps = StepTable(STEP_TABLE_COLUMNS)
+        self.num_events = 0
+        """SimPy events that steps took."""
+        self._stretches = len(replicas) == 1 and not (world.check or world.step_by_step)
+
+    def serve(self) -> Generator[simpy.Event, Any, None]:
+        """The SimPy process: plan, price, wait, complete."""
+        world, env = self.world, self.world.env
+        while True:
+            world.take_arrivals()
+            active = [replica for replica in self.replicas if replica.prepare()]
+            if not active:
+                if any([replica.desk.report_idle() for replica in self.replicas]):
+                    continue
+                if not self._anything_to_come():
+                    return
+                yield world.idle(self.replicas)
+                continue
+            self.num_events += 1
+            if self._stretches:
+                duration_ns = self._stretch(active[0])
+                if duration_ns:
+                    yield env.timeout(duration_ns)
+                    continue
+            started_ns = int(env.now)
+            plans = [self._take_plan(replica) for replica in active]
+            duration_ns, costs, missed = self._price(active, plans)
+            for replica, (plan, _) in zip(active, plans, strict=True):
+                if plan.actions:
+                    self._note_admissions(plan, started_ns)
+                    replica.desk.start(plan)
+            self._record(started_ns, duration_ns, plans, costs, missed)
+            for replica in self.replicas:
+                if replica.core.limits.async_depth > 1:
+                    replica.prepare()
+            if world.check:
+                for replica in active:
+                    replica.core.check()
+                world.links.check()
+            yield env.timeout(duration_ns)
+            for replica, (plan, _) in zip(active, plans, strict=True):
+                self._complete(replica, plan, started_ns)
+
+    def _anything_to_come(self) -> bool:
+        """Whether waiting can help; raises Wedged where requests wait for nothing."""
+        world = self.world
+        if world.arrivals.next_ns() is not None or any(r.desk.outstanding for r in self.replicas):
+            return True
+        stuck = [replica for replica in self.replicas if replica.core.num_alive]
+        if stuck:
+            raise stuck[0].core.wedged()
+        return any(replica.core.num_alive for replica in world.replicas)
+
+    @staticmethod
+    def _take_plan(replica: Replica) -> tuple[StepPlan, Snapshot]:
+        plan, snapshot = replica.next_plan, replica.next_snapshot
+        assert plan is not None and snapshot is not None
+        replica.next_plan = replica.next_snapshot = None
+        return plan, snapshot
+
+    def _price(
+        self, active: list[Replica], plans: list[tuple[StepPlan, Snapshot]]
+    ) -> tuple[int, list[StepCost], int]:
+        loads = [replica.load(plan) for replica, (plan, _) in zip(active, plans, strict=True)]
+        if len(self.replicas) > 1:
+            tokens = sum(load.num_tokens for load in loads)
+            loads = [load.with_expert_tokens(tokens) for load in loads]
+        costs = [replica.price(load) for replica, load in zip(active, loads, strict=True)]
+        missed = sum(int(load.missed_millirows) for load in loads)
+        return max(int(cost.total_ns) for cost in costs), costs, missed
+
+    def _complete(self, replica: Replica, plan: StepPlan, started_ns: int) -> None:
+        world = self.world
+        outcome = self._outcome(replica, plan) if world.draft_tokens else _NO_OUTCOME
+        completion = replica.core.complete(plan.plan_id, outcome)
+        world.clock.tokens(completion, replica.ends, int(world.env.now))
+        replica.desk.end(plan, started_ns)
+        if completion.finished:
+            world.finish(replica, completion)
+            if len(world.replicas) > len(self.replicas):
+                world.wake()
+
+    def _outcome(self, replica: Replica, plan: StepPlan) -> Outcome:
+        world = self.world
+        return Outcome(
+            {
+                request.request_id: tokens_of_verify_step(
+                    world.seed, request.request_id, request.output_tokens, drafts, world.acceptance
+                )
+                for request, drafts in replica.core.drafts_to_verify(plan.plan_id)
+            }
+        )
+
+    # -- quiet stretches --------------------------------------------------------------------------
+
+    def _stretch(self, replica: Replica) -> int:
+        """Take a stretch of quiet steps at once: its nanoseconds, or 0 where there is none."""
+        core, plan, world = replica.core, replica.next_plan, self.world
+        assert plan is not None
+        if plan.prefills or any(isinstance(action, (WriteBack, Load)) for action in plan.actions):
+            return 0
+        count = min(core.quiet_steps(), replica.desk.quiet_plans(plan.plan_id), MAX_STRETCH)
+        if count < MIN_STRETCH:
+            return 0
+        started_ns = int(world.env.now)
+        load, rows = replica.stretch_load(plan, count)
+        cost = replica.price(load)
+        durations = cost.totals(count)
+        starts = started_ns + np.concatenate([[0], np.cumsum(durations)[:-1]])
+        arrival_ns = world.arrivals.next_ns()
+        if arrival_ns is not None:
+            # The next plan is made when a step starts (with one plan in flight: when it has ended), and the
+            # first one that is made after the arrival sees it.
+            made = starts if core.limits.async_depth > 1 else starts + durations
+            count = int(np.searchsorted(made, arrival_ns))
+        if count < MIN_STRETCH:
+            return 0
+        snapshot = replica.next_snapshot
+        assert snapshot is not None
+        durations, starts = durations[:count], starts[:count]
+        total_ns = int(durations.sum())
+        table = np.empty((count, len(STEP_TABLE_COLUMNS)), np.int64)
+        table[:, 0], table[:, 1] = starts, durations
+        table[:, 2:_H2D] = self._state(plan, snapshot)
+        table[:, _H2D] = _series(cost.h2d_bytes, count)
+        table[:, _H2D + 1] = _series(cost.d2h_bytes, count)
+        table[:, _H2D + 2] = _series(load.missed_millirows, count)
+        table[:, _H2D + 3] = snapshot.preemptions
+        for column, term in enumerate(TERMS, _H2D + 4):
+            table[:, column] = _series(cost.terms.get(term, 0), count)
+        self._note_admissions(plan, started_ns)
+        self._count_blocked(snapshot, total_ns, count)
+        snapshot = replica.snapshot()  # requests that arrived since the first plan wait behind a blocked head
+        table[1:, 2:_H2D] = self._state(plan, snapshot)
+        replica.rows.add(rows, count)
+        for at_round, census in core.advance(count):
+            snapshot = replica.snapshot_of(census)
+            table[at_round:, 2:_H2D] = self._state(plan, snapshot)
+        replica.next_snapshot = snapshot
+        self.steps.extend(table)
+        world.clock.stretch(plan.decodes.num_requests, core.num_completed, replica.ends, starts + durations)
+        decodes = replace(plan.decodes, context_tokens=plan.decodes.context_tokens + count)
+        replica.next_plan = replace(plan, plan_id=plan.plan_id + count, decodes=decodes, actions=())
+        return total_ns
+
+    # -- the record -------------------------------------------------------------------------------
+
+    def _note_admissions(self, plan: StepPlan, started_ns: int) -> None:
+        admitted_ns = self.world.clock.admitted_ns
+        for action in plan.actions:
+            if isinstance(action, Admit) and admitted_ns[action.request_id] < 0:
+                admitted_ns[action.request_id] = started_ns
+
+    def _count_blocked(self, snapshot: Snapshot, duration_ns: int, num_steps: int) -> None:
+        world, reason = self.world, snapshot.blocked_by
+        if snapshot.waiting and reason:
+            world.blocked_ns[reason] = world.blocked_ns.get(reason, 0) + duration_ns
+        world.num_stall_steps += snapshot.waited * num_steps
+
+    @staticmethod
+    def _state(plan: StepPlan, s: Snapshot) -> tuple[int, ...]:
+        """The columns between ``duration_ns`` and ``h2d_bytes``."""
+        decodes = len(plan.decodes.request_ids)
+        prefill = sum([chunk.num_tokens for chunk in plan.prefills]) if plan.prefills else 0
+        return (
+            decodes, decodes * plan.decodes.query_tokens, prefill, s.running, s.waiting, s.num_full,
+            s.num_mixed, s.num_none, s.free, s.index, s.pinned, s.released, s.hot, s.other, s.host,
+        )  # fmt: skip
+
+    def _record(
+        self,
+        started_ns: int,
+        duration_ns: int,
+        plans: list[tuple[StepPlan, Snapshot]],
+        costs: list[StepCost],
+        missed: int,
+    ) -> None:
+        state = self._state(*plans[0])
+        preemptions = plans[0][1].preemptions
+        slowest = costs[0]
+        h2d, d2h = int(slowest.h2d_bytes), int(slowest.d2h_bytes)
+        self._count_blocked(plans[0][1], duration_ns, 1)
+        for (plan, snapshot), cost in zip(plans[1:], costs[1:], strict=True):
+            state = tuple(a + b for a, b in zip(state, self._state(plan, snapshot), strict=True))
+            preemptions += snapshot.preemptions
+            slowest = max(slowest, cost, key=lambda candidate: int(candidate.total_ns))
+            h2d, d2h = max(h2d, int(cost.h2d_bytes)), max(d2h, int(cost.d2h_bytes))
+            self._count_blocked(snapshot, duration_ns, 1)
+        terms = slowest.terms
+        self.steps.append(
+            (
+                started_ns,
+                duration_ns,
+                *state,
+                h2d,
+                d2h,
+                missed,
+                preemptions,
+                *[int(terms.get(term, 0)) for term in TERMS],
+            )
+        )
+
+
+def _series(value: Any, count: int) -> Any:
+    return value[:count] if isinstance(value, np.ndarray) else value
