@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hisparsim.results.records import RunResult
+    from .engine import RealRun
 
 
 class RealRunError(ValueError):
@@ -15,12 +15,12 @@ class RealRunError(ValueError):
 class RunDied(RuntimeError):
     """A run that cannot go on: memory ran out, a rank is gone, a value is not finite.
 
-    ``result`` holds what was measured until then, finished requests included, where a loop had begun.
+    ``run`` holds what was measured until then, finished requests included, where a loop had begun.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.result: RunResult | None = None
+        self.run: RealRun | None = None
 
 
 EXIT_DIED = 3

@@ -1,4 +1,4 @@
-"""How a run is made real: device, slice of the model, selections, exactness."""
+"""How a run is made real: device, selections, exactness. A slice of the model is the scenario's business."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ class RunOptions:
     """``torch`` or ``triton``; None = the device's default."""
     threads: int | None = None
     """Compute threads on a CPU; None = all cores but one."""
-    num_layers: int | None = None
-    num_experts: int | None = None
     selection: SelectionMode = SelectionMode.PROFILE
     batch_invariant: bool = False
     """Products of fixed shapes: a token's bits do not depend on the batch, the policy or the ranks."""
