@@ -7,26 +7,40 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hisparsim.conform.rows import log_row
+from hisparsim.conform.totals import RunTotals
 from hisparsim.conform.workload import LoggedWorkload
-from hisparsim.serving.core import ServingCore, StepNotes
-from hisparsim.serving.lockstep import LockstepStep, lockstep
+from hisparsim.serving.core import ServingCore
+from hisparsim.serving.lockstep import lockstep
 from hisparsim.serving.plan import Action
 from hisparsim.serving.policies import policy_class
 from hisparsim.serving.request import Request
 
-CUMULATIVE = ("preemptions", "finished", "prefix_hit_tokens", "pages_adopted_cum")
+NUM_RECENT = 12
+"""Decisions shown before a difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """The first step in which log and core disagree."""
+
     step: int
     column: str
-    expected: int
-    actual: int
+    """The first unequal column; ``step`` where one side has no such step at all."""
+    expected: int | None
+    """The log's value, None where the log has ended."""
+    actual: int | None
+    """The core's value, None where the core has ended."""
     expected_row: dict[str, int]
     actual_row: dict[str, int]
-    decisions: tuple[str, ...]
-    """The core's last actions before the difference, newest last."""
+    logged_decisions: tuple[str, ...]
+    """What the log says was decided last (admissions, preemptions, finishes), newest last."""
+    own_decisions: tuple[str, ...]
+    """The core's last actions, newest last."""
+
+    @property
+    def unequal_columns(self) -> list[str]:
+        return [column for column, value in self.expected_row.items() if self.actual_row.get(column) != value]
 
 
 @dataclass(slots=True)
@@ -36,16 +50,20 @@ class Conformance:
     name: str
     policy: str
     num_steps: int
+    """Rows of the log."""
     num_equal_steps: int = 0
-    num_own_steps: int = 0
     first_difference: Difference | None = None
-    totals: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Total -> (logged, own)."""
+    totals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Total -> (logged, own), those that the log names."""
+    unknown_columns: tuple[str, ...] = ()
+    """Columns of the log that nothing here corresponds to."""
+    is_complete: bool = True
+    """False where the log was cut short: then nothing is said about what would follow."""
     wall_s: float = 0.0
 
     @property
     def conforms(self) -> bool:
-        return self.num_equal_steps == self.num_steps == self.num_own_steps
+        return self.first_difference is None
 
 
 def run_conformance(log: LoggedWorkload, *, check: bool = False) -> Conformance:
@@ -55,78 +73,58 @@ def run_conformance(log: LoggedWorkload, *, check: bool = False) -> Conformance:
         LawBroken: with ``check``, where a conservation law does not hold.
     """
     limits = log.limits
-    policy = policy_class(log.policy)(limits)
-    core = ServingCore(limits, policy)
-    verdict = Conformance(log.name, log.policy, len(log.rows))
-    recent: deque[Action] = deque(maxlen=12)
-    own_rows: list[dict[str, int]] = []
+    core = ServingCore(limits, policy_class(log.policy)(limits, **log.policy_options))
+    verdict = Conformance(log.name, log.policy, len(log.rows), is_complete=log.is_complete)
+    recent: deque[tuple[int, Action]] = deque(maxlen=NUM_RECENT)
+    totals = RunTotals()
+    num_own_steps = 0
     started = time.perf_counter()
     steps = lockstep(
-        core, log.users(), log.lags, accepted=_acceptance(log), check=check, max_steps=len(log.rows) + 1
+        core,
+        log.users(),
+        log.lags,
+        accepted=_acceptance(log),
+        on_complete=totals.add_completion,
+        check=check,
+        max_steps=len(log.rows) + log.is_complete,
     )
     for step in steps:
         row = log_row(core, step)
-        own_rows.append(row)
-        recent.extend(getattr(step.plan, "actions", ()))
-        if step.index >= len(log.rows):
-            continue
-        logged = dict(zip(log.columns, log.rows[step.index], strict=True))
-        unequal = [column for column, value in logged.items() if column in row and row[column] != value]
-        if not unequal:
-            verdict.num_equal_steps += 1
-        elif verdict.first_difference is None:
-            column = unequal[0]
+        totals.add_step(step, row)
+        recent.extend((step.index, action) for action in getattr(step.plan, "actions", ()))
+        num_own_steps += 1
+        logged = log.row(step.index) if step.index < len(log.rows) else {}
+        unequal = [column for column, value in logged.items() if row.get(column, value) != value]
+        verdict.num_equal_steps += bool(logged) and not unequal
+        if verdict.first_difference is None and (unequal or not logged):
+            column = unequal[0] if unequal else "step"
             verdict.first_difference = Difference(
-                step.index, column, logged[column], row[column], logged, row, tuple(map(_describe, recent))
+                step.index,
+                column,
+                logged.get(column),
+                row[column],
+                logged,
+                row,
+                _logged_decisions(log, step.index),
+                tuple(_describe(index, action) for index, action in recent),
             )
+        if step.index == 0:
+            verdict.unknown_columns = tuple(column for column in log.columns if column not in row)
     verdict.wall_s = time.perf_counter() - started
-    verdict.num_own_steps = len(own_rows)
-    verdict.totals = _totals(log, own_rows)
+    if num_own_steps < len(log.rows) and verdict.first_difference is None:
+        last = tuple(_describe(index, action) for index, action in recent)
+        verdict.first_difference = Difference(
+            num_own_steps,
+            "step",
+            num_own_steps,
+            None,
+            log.row(num_own_steps),
+            {},
+            _logged_decisions(log, num_own_steps),
+            last,
+        )
+    verdict.totals = totals.beside(log.totals)
     return verdict
-
-
-def log_row(core: ServingCore, step: LockstepStep) -> dict[str, int]:
-    """One row of the log format, the state right after a plan. Changes nothing."""
-    census, notes = step.census, core.notes
-    return {
-        "step": step.index,
-        "running": len(core.running),
-        "waiting": len(core.waiting),
-        "sched_prefill_tokens": notes.prefill_tokens,
-        "sched_decode_tokens": notes.decode_tokens,
-        "sched_reqs": len(notes.scheduled) + len(notes.steady),
-        "preemptions": core.num_preemptions,
-        "free_gpu_blocks": census.free,
-        "pinned_blocks": census.resident_pinned + census.hot + census.index + census.orphans,
-        "resident_pinned": census.resident_pinned,
-        "resident_unpinned_readable": census.resident_released,
-        "hot_blocks": census.hot,
-        "indexer_blocks": census.index,
-        "host_used": census.host_used,
-        "n_full": census.num_full,
-        "n_mixed": census.num_mixed,
-        "n_none": census.num_none,
-        "n_hot": census.num_hot,
-        "pages_lost": census.pages_lost,
-        "pending_spills": census.pending_transfers,
-        "unpinned_free_total": census.watched_free,
-        "stall_break": int(notes.waited),
-        "finished": step.finished,
-        "prefix_hit_tokens": core.prefix_hit_tokens,
-        "all_resident_flag": _all_resident(notes),
-        "pages_adopted_cum": census.pages_adopted,
-        "victim_inflight": int(notes.victim_in_flight),
-        "orphan_pinned": census.orphans,
-    }
-
-
-def _all_resident(notes: StepNotes) -> int:
-    return int(all(_readable(request) for request in (*notes.scheduled, *notes.steady)))
-
-
-def _readable(request: Request) -> bool:
-    ledger = request.ledger
-    return ledger is not None and ledger.num_readable == ledger.num_pages
 
 
 def _acceptance(log: LoggedWorkload) -> Callable[[Request, int], int] | None:
@@ -145,23 +143,26 @@ def _acceptance(log: LoggedWorkload) -> Callable[[Request, int], int] | None:
     return accepted
 
 
-def _totals(log: LoggedWorkload, own: list[dict[str, int]]) -> dict[str, tuple[int, int]]:
-    logged = [dict(zip(log.columns, row, strict=True)) for row in log.rows]
-    totals: dict[str, tuple[int, int]] = {"steps": (len(logged), len(own))}
-    for column in log.columns[1:]:
-        if not own or column not in own[0]:
-            continue
-        if column in CUMULATIVE:
-            totals[column] = (logged[-1][column], own[-1][column])
-        else:
-            totals[column] = (sum(r[column] for r in logged), sum(r[column] for r in own))
-    return totals
+def _logged_decisions(log: LoggedWorkload, step: int) -> tuple[str, ...]:
+    events: list[tuple[int, str]] = []
+    for request_id, prompt, admitted, hit, finished, *_ in log.requests:
+        if admitted is not None and admitted <= step:
+            events.append((admitted, f"admit {request_id} ({prompt:,} prompt tokens, {hit:,} found)"))
+        if finished is not None and finished <= step:
+            events.append((finished, f"finish {request_id}"))
+    for at, request_id, computed, known, free_gpu, _ in log.preemptions:
+        if at <= step:
+            events.append(
+                (at, f"preempt {request_id} ({computed:,} of {known:,} computed, {free_gpu:,} blocks free)")
+            )
+    events.sort(key=lambda event: event[0])
+    return tuple(f"step {at}: {what}" for at, what in events[-NUM_RECENT:])
 
 
-def _describe(action: Action) -> str:
+def _describe(step: int, action: Action) -> str:
     fields = []
     for name in action.__slots__:
         value = getattr(action, name)
         size = getattr(value, "size", None)
         fields.append(f"{name}={value}" if size is None or size <= 4 else f"{name}=[{size}]")
-    return f"{type(action).__name__}({', '.join(fields)})"
+    return f"step {step}: {type(action).__name__}({', '.join(fields)})"

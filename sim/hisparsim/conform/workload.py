@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ from hisparsim.serving.request import RequestSpec
 
 _PAGE = 64
 _SHIFT = 32
+_WORKLOAD_KEYS = (
+    "hisparse", "async", "concurrency", "num_requests", "max_num_seqs", "max_num_batched_tokens",
+    "max_model_len", "enq_lag", "done_lag",
+)  # fmt: skip
+_CONFIG_KEYS = ("num_gpu_blocks", "gpu_block_bytes")
+_HYBRID_KEYS = ("host_blocks", "resident_groups", "hot_blocks_per_request")
+_SHAPES = (("mix",), ("turns", "first", "later", "osl"), ("isl", "osl"))
 
 
 class LogError(ValueError):
@@ -36,12 +44,20 @@ class LoggedWorkload:
     config: dict[str, Any]
     totals: dict[str, Any]
     requests: list[list[Any]]
+    """By submission: [id, prompt tokens, admission step, hit tokens then, finish step, host hit tokens]."""
+    preemptions: list[list[Any]]
+    """The first ones: [step, id, computed tokens, known tokens, free GPU blocks, free host blocks]."""
     columns: tuple[str, ...]
     rows: list[tuple[int, ...]]
 
     @property
     def policy(self) -> str:
         return "hybrid" if self.workload["hisparse"] else "gpu-only"
+
+    @property
+    def policy_options(self) -> dict[str, Any]:
+        offload = self.workload["hisparse"] and self.workload.get("indexer_offload", False)
+        return {"indexer_offload": True} if offload else {}
 
     @property
     def lags(self) -> Lags:
@@ -52,8 +68,8 @@ class LoggedWorkload:
     def limits(self) -> ServingLimits:
         """Pool sizes as the engine resolved them, limits as the workload asked for them."""
         work, config = self.workload, self.config
-        hot_rows = config.get("hot_rows") or work["hot"]
-        groups = config.get("resident_groups", 0) if work["hisparse"] else 0
+        groups = config["resident_groups"] if work["hisparse"] else 0
+        layers = sum(config.get("group_layer_counts") or ())
         return ServingLimits(
             num_blocks=config["num_gpu_blocks"],
             max_num_seqs=work["max_num_seqs"],
@@ -61,17 +77,29 @@ class LoggedWorkload:
             max_model_len=work["max_model_len"],
             page_tokens=_PAGE,
             num_groups=groups,
-            hot_pages=config.get("hot_blocks_per_request", 0) // groups if groups else 0,
-            hot_rows=hot_rows if groups else 0,
+            hot_pages=config["hot_blocks_per_request"] // groups if groups else 0,
+            hot_rows=config.get("hot_rows") or work.get("hot", 0) if groups else 0,
             num_host_blocks=config.get("host_blocks") or 0,
             block_bytes=config["gpu_block_bytes"],
+            host_block_bytes=work.get("row", 0) * _PAGE * layers,
             async_depth=2 if work["async"] else 1,
             watermark=config.get("watermark", 0.0),
-            draft_tokens=work.get("mtp", 0) or 0,
+            draft_tokens=work.get("mtp") or 0,
         )
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the log goes on until every request has finished (it may have been cut short)."""
+        expected = self.workload["num_requests"] * (self.workload.get("turns") or 1)
+        finished = self.columns.index("finished") if "finished" in self.columns else None
+        return bool(self.rows) and finished is not None and self.rows[-1][finished] >= expected
+
     def users(self) -> ClosedLoop:
-        return ClosedLoop(self.workload, [entry[1] for entry in self.requests])
+        return ClosedLoop(self.name, self.workload, [entry[1] for entry in self.requests])
+
+    def row(self, step: int) -> dict[str, int]:
+        """Column -> value in one step."""
+        return dict(zip(self.columns, self.rows[step], strict=True))
 
 
 class ClosedLoop:
@@ -80,7 +108,8 @@ class ClosedLoop:
     Prompts are unique; a conversation's turn repeats the whole context before it and adds new tokens.
     """
 
-    def __init__(self, workload: dict[str, Any], prompts: list[int]) -> None:
+    def __init__(self, name: str, workload: Mapping[str, Any], prompts: list[int]) -> None:
+        self.name = name
         self.workload = workload
         self.prompts = prompts
         """Prompt tokens by request, in order of submission: a mix is drawn, and the log says what came."""
@@ -106,10 +135,9 @@ class ClosedLoop:
 
     def _spec(self, conversation: int, turn: int, context: int) -> RequestSpec:
         work = self.workload
-        if "mix" in work:
-            prompt = self.prompts[conversation]
-            output = next(out for length, out in work["mix"] if length == prompt)
-        elif "turns" in work:
+        if work.get("mix"):
+            prompt, output = self._drawn(conversation)
+        elif work.get("turns"):
             prompt = work["first"] if turn == 0 else context + work["later"]
             output = work["osl"]
         else:
@@ -121,30 +149,75 @@ class ClosedLoop:
         keys = (np.int64(conversation) << _SHIFT) + np.arange(num_pages, dtype=np.int64)
         return RequestSpec(request_id, prompt, output, keys)
 
+    def _drawn(self, conversation: int) -> tuple[int, int]:
+        order = self.workload.get("mix_order")
+        if order is not None:
+            prompt, output = order[conversation]
+            return prompt, output
+        if conversation >= len(self.prompts):
+            # The engine did not get so far in its log: our run has diverged, any length will do.
+            return self.prompts[-1], self._output(self.prompts[-1])
+        return self.prompts[conversation], self._output(self.prompts[conversation])
+
+    def _output(self, prompt: int) -> int:
+        outputs = {out for length, out in self.workload["mix"] if length == prompt}
+        if len(outputs) != 1:
+            raise LogError(
+                f"log {self.name}: {len(outputs)} output lengths in 'mix' go with a prompt of {prompt}; "
+                "add 'mix_order', the list of [prompt, output] in order of submission"
+            )
+        return int(outputs.pop())
+
 
 def read_log(json_path: Path) -> LoggedWorkload:
     """Read ``NAME.json`` and the ``NAME.csv.gz`` beside it.
 
     Raises:
-        LogError: a file is missing, unreadable, or lacks a key or the header.
+        LogError: a file is missing, unreadable, or lacks a key, a column or a cell.
     """
     name = json_path.stem
     csv_path = json_path.with_name(f"{name}.csv.gz")
     try:
-        data = json.loads(json_path.read_text())
-        with gzip.open(csv_path, "rt", newline="") as stream:
+        data = json.loads(json_path.read_text(encoding="utf-8"))
+        with gzip.open(csv_path, "rt", newline="", encoding="utf-8") as stream:
             reader = csv.reader(stream)
             columns = tuple(next(reader))
             rows = [tuple(map(int, row)) for row in reader]
     except (OSError, ValueError, StopIteration, EOFError) as error:
         raise LogError(f"log {name}: {error} (needs {json_path.name} and {csv_path.name})") from error
-    missing = [key for key in ("workload", "config", "totals", "requests") if key not in data]
-    if missing or "step" not in columns:
-        what = f"key {missing[0]!r}" if missing else "column 'step'"
-        raise LogError(f"log {name}: {what} is missing; see docs/conformance.md for the format")
+    _check(name, data, columns, rows)
     return LoggedWorkload(
-        name, data["workload"], data["config"], data["totals"], data["requests"], columns, rows
+        name,
+        data["workload"],
+        data["config"],
+        data["totals"],
+        data["requests"],
+        data.get("preempt_events", []),
+        columns,
+        rows,
     )
+
+
+def _check(name: str, data: Any, columns: tuple[str, ...], rows: list[tuple[int, ...]]) -> None:
+    def lacks(keys: Iterable[str], where: Any, what: str) -> None:
+        missing = [key for key in keys if not isinstance(where, dict) or key not in where]
+        if missing:
+            raise LogError(
+                f"log {name}: {what} lacks {missing[0]!r}; docs/conformance.md describes the format"
+            )
+
+    lacks(("workload", "config", "totals", "requests"), data, f"{name}.json")
+    work = data["workload"]
+    lacks(_WORKLOAD_KEYS, work, "'workload'")
+    lacks(_CONFIG_KEYS + (_HYBRID_KEYS if work["hisparse"] else ()), data["config"], "'config'")
+    shape = next((keys for keys in _SHAPES if work.get(keys[0])), _SHAPES[-1])
+    lacks(shape, work, "'workload'")
+    lacks(("step",), dict.fromkeys(columns), f"the header of {name}.csv.gz")
+    for number, row in enumerate(rows):
+        if len(row) != len(columns) or row[columns.index("step")] != number:
+            raise LogError(
+                f"log {name}: row {number} of {name}.csv.gz is not step {number} with {len(columns)} columns"
+            )
 
 
 def find_logs(folder: Path, only: str | None = None) -> list[Path]:
@@ -158,9 +231,9 @@ def find_logs(folder: Path, only: str | None = None) -> list[Path]:
     paths = sorted(
         path for path in folder.glob("*.json") if path.with_suffix("").with_suffix(".csv.gz").exists()
     )
-    if only is not None:
-        paths = [path for path in paths if path.stem == only]
-    if not paths:
-        what = f"named {only!r} " if only else ""
-        raise LogError(f"no decision log {what}in {str(folder)!r}")
-    return paths
+    found = [path for path in paths if only is None or path.stem == only]
+    if not found:
+        named = f"named {only!r} " if only is not None else ""
+        known = f" (there are: {', '.join(path.stem for path in paths)})" if paths else ""
+        raise LogError(f"no decision log {named}in {str(folder)!r}{known}")
+    return found
