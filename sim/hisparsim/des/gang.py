@@ -66,11 +66,12 @@ class Gang:
             started_ns = int(env.now)
             plans = [self._take_plan(replica) for replica in active]
             duration_ns, costs, missed = self._price(active, plans)
+            moved = [replica.moved_bytes() for replica in self.replicas]
             for replica, (plan, _) in zip(active, plans, strict=True):
                 if plan.actions:
                     self._note_admissions(plan, started_ns)
                     replica.desk.start(plan)
-            self._record(started_ns, duration_ns, plans, costs, missed)
+            self._record(started_ns, duration_ns, plans, costs, missed, moved)
             for replica in self.replicas:
                 if replica.core.limits.async_depth > 1:
                     replica.prepare()
@@ -215,6 +216,7 @@ class Gang:
         plans: list[tuple[StepPlan, Snapshot]],
         costs: list[StepCost],
         missed: int,
+        moved: list[tuple[int, int]],
     ) -> None:
         state = self._state(*plans[0])
         preemptions = plans[0][1].preemptions
@@ -227,6 +229,8 @@ class Gang:
             slowest = max(slowest, cost, key=lambda candidate: int(candidate.total_ns))
             h2d, d2h = max(h2d, int(cost.h2d_bytes)), max(d2h, int(cost.d2h_bytes))
             self._count_blocked(snapshot, duration_ns, 1)
+        h2d += max(h2d_bytes for h2d_bytes, _ in moved)
+        d2h += max(d2h_bytes for _, d2h_bytes in moved)
         terms = slowest.terms
         self.steps.append(
             (

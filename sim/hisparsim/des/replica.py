@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hisparsim.cost.load import StepLoad
 from hisparsim.cost.model import CostModel, StepCost
-from hisparsim.des.links import HostLink
+from hisparsim.des.links import Direction, HostLink
 from hisparsim.des.recorder import StepEnds
 from hisparsim.des.transfers import TransferDesk
 from hisparsim.locality.profile import LocalityProfile
@@ -81,6 +81,7 @@ class Replica:
     rows: RowCounts = field(default_factory=RowCounts)
     ends: StepEnds = field(default_factory=StepEnds)
     alive_tokens: int = 0
+    _moved: tuple[int, int] = (0, 0)
 
     def prepare(self) -> bool:
         """Plan the next step if none is prepared; returns whether one is."""
@@ -99,6 +100,7 @@ class Replica:
     def snapshot_of(self, census: Census) -> Snapshot:
         """Counts with those of the policy's memory given. Changes nothing."""
         core = self.core
+        shared = max(-census.orphans, 0)  # indexer pages that several requests count and the pool holds once
         return Snapshot(
             len(core.running),
             len(core.waiting),
@@ -106,11 +108,11 @@ class Replica:
             census.num_mixed,
             census.num_none,
             census.free,
-            census.index,
+            census.index - shared,
             census.resident_pinned,
             census.resident_released,
             census.hot,
-            census.orphans,
+            census.orphans + shared,
             census.host_used,
             core.num_preemptions,
             core.notes.blocked_by,
@@ -177,6 +179,15 @@ class Replica:
             mirrored_tokens=plan.mirrored_tokens,
         )
         return load, StretchRows(missed, looked_up, selected)
+
+    def moved_bytes(self) -> tuple[int, int]:
+        """(to the GPU, to the host) bytes that flows moved since the last call."""
+        before = self._moved
+        if self.desk.num_started == 0:
+            return before
+        h2d, d2h = self.link.moved_bytes(Direction.H2D), self.link.moved_bytes(Direction.D2H)
+        self._moved = (h2d, d2h)
+        return h2d - before[0], d2h - before[1]
 
     def price(self, load: StepLoad) -> StepCost:
         """What a step costs that starts now. Changes nothing."""

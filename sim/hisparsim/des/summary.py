@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hisparsim.cost.link_rates import link_rates
 from hisparsim.cost.load import StepLoad
 from hisparsim.des.gang import STEP_TABLE_COLUMNS, Gang
 from hisparsim.des.world import World
@@ -115,7 +117,7 @@ def _summary(
     desks = [replica.desk for replica in world.replicas]
     counts = world.arrivals.counts
     cores = [replica.core for replica in world.replicas]
-    rates = getattr(world.replicas[0].cost, "rates", None)
+    rates = link_rates(scenario)
     notes = []
     if counts.first_rejection is not None:
         notes.append(f"{counts.rejected} requests were rejected; the first: {counts.first_rejection}")
@@ -141,8 +143,8 @@ def _summary(
         "num_events": sum(gang.num_events for gang in gangs),
         "node_memory": scenario.node.memory.value,
         "num_gpus": setup.tp * setup.dp,
-        "h2d_bytes_per_s": getattr(rates, "h2d_bytes_per_s", None),
-        "d2h_bytes_per_s": getattr(rates, "d2h_bytes_per_s", None),
+        "h2d_bytes_per_s": rates.h2d if math.isfinite(rates.h2d) else None,
+        "d2h_bytes_per_s": rates.d2h if math.isfinite(rates.d2h) else None,
         "notes": notes,
     }
 
@@ -172,10 +174,12 @@ def offered_load(
     """Offered over sustainable tokens: the arrival rate against what full batches would serve.
 
     Sustainable: requests of the mean size, as many at a time as the pools hold, decode at that batch's step
-    time and take their prefill's time from everybody. None in a closed loop, whose users wait for answers.
+    time and take their prefill's time from everybody. None where arrivals wait for answers (a closed loop,
+    turns of a conversation): there the engine's own speed sets the rate.
     """
     served = requests["status"] == int(RequestStatus.FINISHED)
-    if scenario.workload.concurrency is not None or np.count_nonzero(served) < 2:
+    waits = scenario.workload.concurrency is not None or bool((world.arrivals.trace.parent >= 0).any())
+    if waits or np.count_nonzero(served) < 2:
         return None
     arrival = requests["arrival_ns"][requests["arrival_ns"] >= 0]
     span_s = float(arrival.max() - arrival.min()) / NS_PER_S

@@ -33,6 +33,8 @@ class TransferDesk:
         self._flying: list[simpy.Event] = []
         self.num_flows = 0
         """Flows under way or not yet reported."""
+        self.num_started = 0
+        """Flows started so far."""
         self.h2d_bytes = 0
         self.d2h_bytes = 0
 
@@ -78,6 +80,7 @@ class TransferDesk:
             self._report(plan.plan_id, started_ns)
 
     def _flow(self, num_bytes: int, kind: TransferKind, transfer_id: int, request_id: int | None) -> None:
+        self.num_started += 1
         event = self.link.transfer(num_bytes, kind)
         self._flying.append(event)
         callbacks = event.callbacks
