@@ -1,7 +1,7 @@
 """``hybrid``: vLLM 0.33's Hybrid HiSparse, GPU pages as an evictable write-back cache of the host tier.
 
 Every page gets a host block when it is allocated. A page is *dirty* until its copy in the host is complete,
-then *clean*; clean pages of a request that owns a hot buffer are *released*: still read, but free to the pool,
+then *clean*; clean pages of a request that owns a hot buffer are *released*: still read but free to the pool,
 and *lost* when the pool takes one of their blocks, after which the request reads them from the host through
 its hot buffer. Requests ask for a hot buffer when the pool runs low, when they fill the window that admission
 reserved for them, or when they resume a prefix that only the host holds whole.
@@ -9,7 +9,9 @@ reserved for them, or when they resume a prefix that only the host holds whole.
 Behaviour that users call flaws is kept, each as a switch that is on by default (docs/conformance.md):
 ``wait_for_write_back`` (a failed allocation waits while a write-back is in flight instead of preempting),
 ``transition_on_watermark`` (requests go hot because the pool is low, whether they need to or not) and
-``lease_next_step`` (a hot buffer asked for in one pass is granted in the next).
+``lease_next_step`` (a hot buffer asked for in one pass is granted in the next). ``eager_host_mirror`` copies
+decoded rows to the host in the step that computes them, so that a page's write-back moves no bytes;
+``indexer_offload`` loads indexer pages that the GPU has lost where the host tier still holds the prefix.
 """
 
 from __future__ import annotations
@@ -231,6 +233,8 @@ class Hybrid(ResidencyPolicy):
                 f"{self.host.num_usable:,} (kv.host_pool_gib)"
             )
         prompt = limits.pages(min(request.known, limits.max_model_len))
+        if not self.option_values["transition_on_watermark"]:
+            prompt = pages  # nothing but a full window lets it read from the host
         window = limits.num_groups * min(prompt, limits.admission_cap_pages)
         steady = pages + limits.hot_blocks + KEPT_TAIL_PAGES * limits.num_groups
         needed = max(prompt + window, steady)
@@ -394,12 +398,16 @@ class Hybrid(ResidencyPolicy):
                 )
             )
         if ledger.wants_more:
-            ledger.wants_more = False
-            self._num_hot += 1
-            ledger.hot = self.pool.take(limits.hot_blocks).reshape(limits.num_groups, limits.hot_pages)
-            self.actions.append(LeaseHot(request.request_id, ledger.hot))
+            self._lease(ledger)
         request.slot_tokens = ledger.num_pages * limits.page_tokens
         self._tell_lost()
+
+    def _lease(self, ledger: HybridLedger) -> None:
+        limits = self.limits
+        ledger.wants_more = False
+        self._num_hot += 1
+        ledger.hot = self.pool.take(limits.hot_blocks).reshape(limits.num_groups, limits.hot_pages)
+        self.actions.append(LeaseHot(ledger.request_id, ledger.hot))
 
     def _lose(self, request_ids: NDArray[np.int64], pages: IntArray) -> None:
         """The pool took a block of released pages."""
@@ -466,6 +474,7 @@ class Hybrid(ResidencyPolicy):
         self._restores_to_send = 0
         window = limits.admission_cap_pages
         page_tokens = limits.page_tokens
+        leases_at_once = not self.option_values["lease_next_step"]
         for request, tokens in scheduled:
             ledger = request.ledger
             assert isinstance(ledger, HybridLedger)
@@ -474,12 +483,15 @@ class Hybrid(ResidencyPolicy):
                 budget -= self._write_back(ledger, min(sealed, ledger.planned + budget))
             if ledger.adopt_pages:
                 self._adopt(ledger)
-            if ledger.hot is None:
-                if self.pool.num_free < self._low_water or ledger.num_pages >= window:
-                    ledger.wants_more = True
+            if ledger.hot is None and (self.pool.num_free < self._low_water or ledger.num_pages >= window):
+                ledger.wants_more = True
+                if leases_at_once and self.pool.num_free >= limits.hot_blocks:
+                    self._lease(ledger)
+                else:
                     request.wake = 0
-            elif ledger.num_clean_pinned:
+            if ledger.hot is not None and ledger.num_clean_pinned:
                 self._release_clean(ledger)
+        self._tell_lost()
 
     def _write_back(self, ledger: HybridLedger, sealed: int) -> int:
         """Start the copy of every sealed page that has none; returns how many."""
