@@ -74,7 +74,7 @@ class Root(_Model):
 
 
 class ReuseBin(_Model):
-    """For prompts up to `up_to_tokens`: the share of a prompt's blocks that an earlier request had."""
+    """For prompts up to `up_to_tokens`: the share of the blocks behind the root that an earlier one had."""
 
     up_to_tokens: int = Field(ge=1)
     shared: Knots

@@ -74,9 +74,7 @@ def _tokens(values: Floats) -> Ints:
 
 
 def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints]:
-    """(block_tokens, block_offsets, block_ids): each prompt continues an earlier one's first blocks, or a
-    root.
-    """
+    """(block_tokens, block_offsets, block_ids): a prompt continues an earlier one's blocks, or a root."""
     n = len(inputs)
     size = law.block_tokens
     counts = -(-inputs // size)
@@ -84,12 +82,15 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
     bounds = np.array([bin.up_to_tokens for bin in law.reuse])
     which = np.minimum(np.searchsorted(bounds, inputs), len(bounds) - 1)
     uniform = rng.random(n)
+    back = np.maximum(np.rint(by_knots(rng.random(n), law.recency_requests)), 1).astype(np.int64)
+    has_past = back <= np.arange(n)
+    # prompts whose source would lie before the first request share nothing; the others make up for them
+    uniform = 1 - (1 - uniform) * max(float(has_past.mean()), 1e-9)
     shared = np.zeros(n)
     for index, bin in enumerate(law.reuse):
         shared[which == index] = by_knots(uniform[which == index], bin.shared)
     whole = inputs // size  # the partial last block is never another prompt's whole one
-    matched = np.minimum(np.rint(shared * counts), whole).astype(np.int64)
-    back = np.maximum(np.rint(by_knots(rng.random(n), law.recency_requests)), 1).astype(np.int64)
+    shared[~has_past] = 0.0
     pick = rng.random(n)
 
     next_id = 0
@@ -103,9 +104,10 @@ def draw_blocks(law: Prefixes, inputs: Ints, seed: int) -> tuple[int, Ints, Ints
     rows: list[list[int]] = []
     last: dict[int, int] = {}  # the request that had a block last
     for row in range(n):
-        want, count = int(matched[row]), int(counts[row])
+        count = int(counts[row])
         known = next((begin for begin, limit in zip(roots, limits, strict=True) if pick[row] < limit), [])
         ids = known[: int(whole[row])]
+        want = len(ids) + round(float(shared[row]) * (int(whole[row]) - len(ids)))
         if want > len(ids):
             donor = _donor(whole, row, int(back[row]), want, rows, last)
             if donor is not None:

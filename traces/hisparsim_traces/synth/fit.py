@@ -26,7 +26,10 @@ from .description import (
 )
 from .draw import draw_arrivals, synthesise
 
-_PROBABILITIES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
+_PROBABILITIES = (
+    *(0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7),
+    *(0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0),
+)
 _MIN_ROWS = 20
 _PROFILE_STEPS = 20
 _MAX_ROOT_BLOCKS = 64
@@ -68,10 +71,17 @@ def fit(trace: Trace, *, seed: int = 0, name: str | None = None) -> Description:
     )
 
 
-def knots(values: Ints | Floats) -> Knots:
+def knots(values: Ints | Floats, weights: Floats | None = None) -> Knots:
     """Quantiles at fixed probabilities; enough for a shape, too few to tell a row."""
-    quantiles = np.maximum.accumulate(np.quantile(values, _PROBABILITIES))
-    return [(p, round(float(v), 6)) for p, v in zip(_PROBABILITIES, quantiles, strict=True)]
+    if weights is None:
+        quantiles = np.quantile(values, _PROBABILITIES)
+    else:
+        order = np.argsort(values, kind="stable")
+        share = np.cumsum(weights[order])
+        quantiles = np.interp(_PROBABILITIES, (share - weights[order] / 2) / share[-1], values[order])
+    return [
+        (p, round(float(v), 6)) for p, v in zip(_PROBABILITIES, np.maximum.accumulate(quantiles), strict=True)
+    ]
 
 
 def ranks(values: Ints) -> Floats:
@@ -181,7 +191,12 @@ def fit_prefixes(trace: Trace) -> Prefixes:
     has = counts > 0
     hits = leading_hits(trace)
     roots = _roots(trace, counts)
-    share = np.divide(hits, counts, out=np.zeros(len(hits)), where=has)
+    deepest = max((root.blocks for root in roots), default=0)
+    behind = trace.input_tokens // trace.block_tokens - deepest
+    share = np.divide(
+        np.maximum(hits - deepest, 0), behind, out=np.zeros(len(hits)), where=has & (behind > 0)
+    )
+    share = np.minimum(share, 1.0)
     bounds = np.unique(np.quantile(trace.input_tokens, [0.25, 0.5, 0.75, 1.0]).astype(np.int64))
     which = np.searchsorted(bounds, trace.input_tokens)
     bins = [
@@ -189,14 +204,16 @@ def fit_prefixes(trace: Trace) -> Prefixes:
         for k, bound in enumerate(bounds)
         if (which == k).any()
     ]
-    deepest = max((root.blocks for root in roots), default=0)
     continued = np.flatnonzero(hits > deepest)
     recency: Knots = [(0.0, 1.0), (1.0, 1000.0)]
     if len(continued) >= 5:
         row_of = np.repeat(np.arange(trace.num_requests), counts)
         before = previous_access(trace.block_ids)
         last_hit = trace.block_offsets[continued] + hits[continued] - 1
-        recency = knots(np.maximum(continued - row_of[before[last_hit]], 1))
+        back = np.maximum(continued - row_of[before[last_hit]], 1)
+        # a distance is seen only where the trace had already run so long: weigh the long ones up
+        seen = np.maximum(1 - back / trace.num_requests, 0.1)
+        recency = knots(back, 1 / seen)
     return Prefixes(block_tokens=trace.block_tokens, roots=roots, reuse=bins, recency_requests=recency)
 
 
