@@ -9,6 +9,8 @@ from types import MappingProxyType
 class Term(StrEnum):
     """A part of a step's time; the values are the names in results."""
 
+    __hash__ = str.__hash__  # an Enum's own is a Python call, and steps look terms up by the million
+
     DECODE_PROJECTIONS = "decode_projections"
     DECODE_INDEXER = "decode_indexer"
     """Index logits over the context and top-k, in layers that own an indexer. Not sharded by TP."""

@@ -114,8 +114,12 @@ class Arrivals:
 
     def next_ns(self) -> int | None:
         """When the next arrival is due, or None. Changes nothing."""
-        times = [queue[0][0] for queue in (self._calendar, self._ready) if queue]
-        return min(times) if times else None
+        calendar, ready = self._calendar, self._ready
+        if calendar and ready:
+            return min(calendar[0][0], ready[0][0])
+        if calendar:
+            return calendar[0][0]
+        return ready[0][0] if ready else None
 
     def due(self, now_ns: int) -> list[int]:
         """Rows that have arrived (and passed the front end) by now, in order of arrival then row."""

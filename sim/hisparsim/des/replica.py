@@ -119,35 +119,29 @@ class Replica:
             core.notes.waited,
         )
 
-    def _rows(
-        self, context: Counts, pages: Counts, resident: Counts, hot_rows: int, query_tokens: int
-    ) -> tuple[Counts, Counts, Counts]:
-        """[n] thousandths of a row of one layer: missed, looked up in a hot buffer, selected."""
-        selected = np.minimum(context, self.top_k) * (1000 * query_tokens)
-        if not hot_rows or resident is pages or not (absent := pages - resident).any():
-            nothing = np.zeros_like(selected)
-            return nothing, nothing, selected
-        missed = self.profile.missed_millirows(context, resident, pages, hot_rows, query_tokens)
-        looked_up = np.maximum(selected * absent // np.maximum(pages, 1), missed)
-        return missed, looked_up, selected
+    def _hot_rows(
+        self, decodes: DecodeBatch, context: Counts, resident: Counts, pages: Counts, selected: Counts
+    ) -> tuple[Counts, Counts]:
+        """[n] thousandths of a row of one layer: looked up in a hot buffer, and of those missed."""
+        missed = self.profile.missed_millirows(
+            context, resident, pages, decodes.hot_rows, decodes.query_tokens
+        )
+        looked_up = selected * (pages - resident) // np.maximum(pages, 1)
+        return np.maximum(looked_up, missed), missed
 
     def load(self, plan: StepPlan) -> StepLoad:
         """The load of a plan, expected misses included; counts where its selections fall."""
         decodes = plan.decodes
         missed_millirows = 0
         if decodes.request_ids:
-            missed, looked_up, selected = self._rows(
-                decodes.context_tokens,
-                decodes.pages,
-                decodes.resident_pages,
-                decodes.hot_rows,
-                decodes.query_tokens,
-            )
-            if looked_up is not missed:
+            context, pages, resident = decodes.context_tokens, decodes.pages, decodes.resident_pages
+            selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
+            self.rows.selected += int(selected.sum())
+            if decodes.hot_rows and (resident < pages).any():
+                looked_up, missed = self._hot_rows(decodes, context, resident, pages, selected)
                 missed_millirows = int(missed.sum())
                 self.rows.missed += missed_millirows
                 self.rows.looked_up += int(looked_up.sum())
-            self.rows.selected += int(selected.sum())
         return StepLoad.of(
             plan,
             top_k=self.top_k,
@@ -160,14 +154,13 @@ class Replica:
         decodes: DecodeBatch = plan.decodes
         shape = (num_steps, len(decodes.request_ids))
         grown = decodes.context_tokens[None, :] + np.arange(num_steps, dtype=np.int64)[:, None]
-        parts = self._rows(
-            grown.ravel(),
-            np.broadcast_to(decodes.pages, shape).ravel(),
-            np.broadcast_to(decodes.resident_pages, shape).ravel(),
-            decodes.hot_rows,
-            decodes.query_tokens,
-        )
-        missed, looked_up, selected = (part.reshape(shape).sum(axis=1) for part in parts)
+        selected = np.minimum(grown, self.top_k) * (1000 * decodes.query_tokens)
+        looked_up = missed = np.zeros(num_steps, np.int64)
+        if decodes.hot_rows and (decodes.resident_pages < decodes.pages).any():
+            resident = np.broadcast_to(decodes.resident_pages, shape).ravel()
+            pages = np.broadcast_to(decodes.pages, shape).ravel()
+            parts = self._hot_rows(decodes, grown.ravel(), resident, pages, selected.ravel())
+            looked_up, missed = (part.reshape(shape).sum(axis=1) for part in parts)
         load = StepLoad.stretch(
             decodes,
             num_steps,
@@ -178,7 +171,7 @@ class Replica:
             missed_millirows=missed,
             mirrored_tokens=plan.mirrored_tokens,
         )
-        return load, StretchRows(missed, looked_up, selected)
+        return load, StretchRows(missed, looked_up, selected.sum(axis=1))
 
     def moved_bytes(self) -> tuple[int, int]:
         """(to the GPU, to the host) bytes that flows moved since the last call."""

@@ -681,7 +681,8 @@ class ServingCore:
     def quiet_steps(self) -> int:
         """How many further rounds only lengthen contexts, one plan being in flight. Changes nothing.
 
-        A round makes a plan and brings the oldest one back. Holds as long as nothing is submitted, cancelled or notified meanwhile.
+        A round makes a plan and brings the oldest one back. Holds as long as nothing is submitted, cancelled or
+        notified meanwhile.
         """
         steady, notes = self._steady, self.notes
         if not len(steady) or len(steady) != len(self.running):
