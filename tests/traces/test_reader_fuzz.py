@@ -21,7 +21,7 @@ from hisparsim_traces.formats import FORMATS
 
 pytestmark = pytest.mark.filterwarnings("error")  # an exception swallowed in a callback is a warning
 
-FUZZ = settings(max_examples=60, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=60, deadline=20_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def mooncake_rows(n: int) -> bytes:
