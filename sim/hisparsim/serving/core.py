@@ -392,7 +392,7 @@ class ServingCore:
         decodes_run = bool(chosen)
         while waiting:
             if budget <= 0:
-                notes.blocked_by = "token_budget"
+                notes.blocked_by = self.policy.lacks(waiting[0]) or "token_budget"
                 break
             if len(self.running) >= limits.max_num_seqs:
                 notes.blocked_by = "max_num_seqs"

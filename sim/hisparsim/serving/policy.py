@@ -138,6 +138,14 @@ class ResidencyPolicy(ABC):
     def lookup(self, request: Request) -> PrefixHit:
         """What caches hold of a request that is about to be admitted. Changes nothing."""
 
+    @abstractmethod
+    def admission_blocks(self, request: Request) -> tuple[int, int]:
+        """(GPU, host) blocks that admitting the request without any hit asks for. Changes nothing."""
+
+    def lacks(self, request: Request) -> str | None:
+        """What a cold admission lacks now: ``gpu_blocks``, ``host_blocks`` or None. Changes nothing."""
+        return "gpu_blocks" if self.admission_blocks(request)[0] > self.pool.num_free else None
+
     def may_wait(self) -> bool:
         """Whether a failed allocation should wait for a transfer rather than preempt. Changes nothing."""
         return False

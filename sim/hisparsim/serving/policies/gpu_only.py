@@ -56,6 +56,9 @@ class GpuOnly(ResidencyPolicy):
             return NO_HIT
         return PrefixHit(len(blocks) * self.limits.page_tokens, 0, (np.array(blocks, np.int32),))
 
+    def admission_blocks(self, request: Request) -> tuple[int, int]:
+        return self.limits.pages(min(request.known, self.limits.max_model_len)), 0
+
     def fits_alone(self, request: Request) -> str | None:
         needed = self.limits.pages(min(request.end_tokens, self.limits.max_model_len))
         if needed <= self.pool.num_usable:

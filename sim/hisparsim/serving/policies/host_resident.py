@@ -86,6 +86,15 @@ class HostResident(ResidencyPolicy):
     def missing_blocks(self, request: Request, num_tokens: int) -> int:
         return super().missing_blocks(request, num_tokens) * (1 + self.limits.num_groups)
 
+    def admission_blocks(self, request: Request) -> tuple[int, int]:
+        prompt = self.limits.pages(min(request.known, self.limits.max_model_len))
+        return prompt * (1 + self.limits.num_groups), prompt
+
+    def lacks(self, request: Request) -> str | None:
+        if self.admission_blocks(request)[1] > self.host.num_free:
+            return "host_blocks"
+        return super().lacks(request)
+
     def fits_alone(self, request: Request) -> str | None:
         limits = self.limits
         prompt = limits.pages(min(request.known, limits.max_model_len))

@@ -224,6 +224,16 @@ class Hybrid(ResidencyPolicy):
     def draft_blocks(self) -> int:
         return super().draft_blocks() * 2 * (1 + self.limits.num_groups)
 
+    def admission_blocks(self, request: Request) -> tuple[int, int]:
+        limits = self.limits
+        prompt = limits.pages(min(request.known, limits.max_model_len))
+        return prompt + limits.num_groups * min(prompt, limits.admission_cap_pages), prompt
+
+    def lacks(self, request: Request) -> str | None:
+        if self.admission_blocks(request)[1] > self.host.num_free:
+            return "host_blocks"
+        return super().lacks(request)
+
     def fits_alone(self, request: Request) -> str | None:
         limits = self.limits
         pages = limits.pages(min(request.end_tokens, limits.max_model_len))
