@@ -31,6 +31,8 @@ TENSOR_CORE = re.compile(r"\b(HGMMA|QGMMA|HMMA|QMMA|IMMA|UTCHMMA|UTCQMMA)\b")
 ASYNC_COPY_128 = re.compile(r"\bLDGSTS[.\w]*\.128\b")
 LOCAL_MEMORY = re.compile(r"\b(LDL|STL)\b")
 NARROW_LOAD = re.compile(r"\bLDG[.\w]*\.U(?:8|16)\b")
+SUCCESSORS = {"HGMMA": "UTCHMMA", "QGMMA": "UTCQMMA"}
+"""What sm_100 has in place of Hopper's warpgroup products."""
 RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -67,7 +69,8 @@ def violations_of(
     ]
     if measured["async_copy_128"] < limits.async_copy_128:
         broken.append(f"async_copy_128 {measured['async_copy_128']} < {limits.async_copy_128}")
-    if limits.tensor_core is not None and not tensor_core.get(limits.tensor_core):
+    accepted = (limits.tensor_core, SUCCESSORS.get(limits.tensor_core or ""))
+    if limits.tensor_core is not None and not any(tensor_core.get(name or "") for name in accepted):
         broken.append(f"no {limits.tensor_core} instruction (found {tensor_core or 'none'})")
     return tuple(broken)
 

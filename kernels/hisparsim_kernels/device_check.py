@@ -250,7 +250,7 @@ def check_replay(device: torch.device) -> Outcome:
         logits.copy_(new_logits)
         lengths.fill_(length)
         inputs.counts.copy_(torch.arange(tokens, device=device) * (top_k // tokens))
-        for output in (inputs.out, inputs.lse, scratch.partial, scratch.lse):
+        for output in (inputs.out, inputs.lse, scratch.partial, scratch.stats):
             output.fill_(float("nan"))
         chosen.fill_(-2)
 
@@ -327,9 +327,9 @@ def measure_gather(device: torch.device) -> Outcome:
 
 
 def measure_attention(device: torch.device) -> Outcome:
-    """Decode with merge beside the published times: 8 requests, 16 heads, top-k 2048, by splits and configuration.
+    """Decode with merge beside the published times (8 requests, 16 heads), by splits and configuration.
 
-    `h64` is the configuration for 64 heads, run three quarters empty: it uses the wider tensor core instruction.
+    `h64` is the configuration for 64 heads, three quarters empty here: it uses the wider tensor core product.
     """
     from hisparsim_kernels.bench import time_on_gpu
 

@@ -14,8 +14,8 @@ splits past the valid count leave early, and every element of `out` and `lse` is
 allocated: scratch comes from `DecodeScratch`, made once for the largest batch.
 
 A split covers a fixed range of slots, so a token's result depends on `num_splits` and the configuration
-alone, not on the other tokens of the batch: with `num_splits` held fixed (`BATCH_INVARIANT_SPLITS`) the
-kernel is batch-invariant.
+alone, not on the other tokens of the batch: with `num_splits` held fixed
+(`mla_invariant.BATCH_INVARIANT_SPLITS`) the kernel is batch-invariant.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import triton.language as tl
 from hisparsim_kernels import errors
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
+from hisparsim_kernels.mla_arguments import MAX_HEADS, check_attention_arguments, head_block
+from hisparsim_kernels.mla_prefill import sparse_mla_prefill
 from hisparsim_kernels.mla_tile import LATENT, WIDTH, attend_slots
 from hisparsim_kernels.registry import AotCase
-from hisparsim_kernels.row_format import RowFormat, row_format_of
+from hisparsim_kernels.row_format import RowFormat
 
 MAX_SPLITS = 32
-MAX_HEADS = 128
-BATCH_INVARIANT_SPLITS = 8
 
 
 @triton.jit
@@ -45,8 +45,8 @@ def _split_kernel(
     rows_ptr,
     slots_ptr,
     counts_ptr,
-    partial_ptr,  # [tokens, NUM_SPLITS, HEADS, 512] float32
-    partial_lse_ptr,  # [tokens, NUM_SPLITS, HEADS] float32, base 2
+    partial_ptr,  # [tokens, NUM_SPLITS, HEADS, 512] float32, not divided by the sum
+    stats_ptr,  # [tokens, NUM_SPLITS, 2, HEADS] float32: maximum (base 2), sum
     scale_log2,
     HEADS: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -62,9 +62,11 @@ def _split_kernel(
     PER_SPLIT: tl.constexpr = (BLOCKS + NUM_SPLITS - 1) // NUM_SPLITS * BLOCK_ROWS
     first = split * PER_SPLIT
     last = tl.minimum(first + PER_SPLIT, tl.minimum(tl.load(counts_ptr + token), TOP_K))
-    lse_at = partial_lse_ptr + (token * NUM_SPLITS + split) * HEADS + head
+    part = token * NUM_SPLITS + split
+    stats_at = stats_ptr + part * (2 * HEADS) + head
     if first >= last:
-        tl.store(lse_at, tl.full((BLOCK_HEADS,), float("-inf"), tl.float32), mask=head < HEADS)
+        # The partial output is left as it was: the merge reads none whose sum is 0.
+        tl.store(stats_at + HEADS, tl.zeros((BLOCK_HEADS,), tl.float32), mask=head < HEADS)
         return
     out, top, total = attend_slots(
         q_ptr + token * HEADS * WIDTH,
@@ -79,17 +81,16 @@ def _split_kernel(
         BLOCK_ROWS,
         FP8,
     )
-    some = total > 0.0
-    divisor = tl.where(some, total, 1.0)
-    tl.store(lse_at, tl.where(some, top + tl.log2(divisor), float("-inf")), mask=head < HEADS)
-    out_at = partial_ptr + ((token * NUM_SPLITS + split) * HEADS + head)[:, None] * LATENT
-    tl.store(out_at + tl.arange(0, LATENT)[None, :], out / divisor[:, None], mask=(head < HEADS)[:, None])
+    tl.store(stats_at, top, mask=head < HEADS)
+    tl.store(stats_at + HEADS, total, mask=head < HEADS)
+    out_at = partial_ptr + (part * HEADS + head)[:, None] * LATENT
+    tl.store(out_at + tl.arange(0, LATENT)[None, :], out, mask=(head < HEADS)[:, None])
 
 
 @triton.jit
 def _merge_kernel(
     partial_ptr,
-    partial_lse_ptr,
+    stats_ptr,
     out_ptr,
     lse_ptr,
     HEADS: tl.constexpr,
@@ -99,60 +100,59 @@ def _merge_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.arange(0, BLOCK_SPLITS)
-    at = (token * NUM_SPLITS + split) * HEADS + head
-    lse = tl.load(partial_lse_ptr + at, mask=split < NUM_SPLITS, other=float("-inf"))
-    live = lse > float("-inf")
-    top = tl.max(lse, 0)
-    against = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.where(live, tl.exp2(lse - against), 0.0)
-    total = tl.sum(weight, 0)
+    part = token * NUM_SPLITS + split
+    stats_at = stats_ptr + part * (2 * HEADS) + head
+    total = tl.load(stats_at + HEADS, mask=split < NUM_SPLITS, other=0.0)
+    live = total > 0.0
+    top = tl.load(stats_at, mask=live, other=float("-inf"))
+    highest = tl.max(top, 0)
+    against = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.where(live, tl.exp2(top - against), 0.0)
+    whole = tl.sum(total * weight, 0)
+    divisor = tl.where(whole > 0.0, whole, 1.0)
     column = tl.arange(0, LATENT)
     # A split without valid slots wrote no partial: its old content, NaN perhaps, must not be read.
-    partial = tl.load(partial_ptr + at[:, None] * LATENT + column[None, :], mask=live[:, None], other=0.0)
-    merged = tl.sum(partial * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    partial_at = partial_ptr + (part * HEADS + head)[:, None] * LATENT + column[None, :]
+    partial = tl.load(partial_at, mask=live[:, None], other=0.0)
+    merged = tl.sum(partial * weight[:, None], 0) / divisor
     tl.store(out_ptr + (token * HEADS + head) * LATENT + column, merged.to(out_ptr.dtype.element_ty))
-    ln2 = 0.6931471805599453
-    natural = tl.where(
-        total > 0.0, (against + tl.log2(tl.where(total > 0.0, total, 1.0))) * ln2, float("inf")
-    )
+    natural = tl.where(whole > 0.0, (against + tl.log2(divisor)) * 0.6931471805599453, float("inf"))
     tl.store(lse_ptr + token * HEADS + head, natural)
 
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Persistent partial results: `partial` [tokens, splits, heads, 512] and `lse` [tokens, splits, heads],
-    float32.
+    """Persistent partial results, float32: `partial` [tokens, splits, heads, 512] and `stats` [tokens,
+    splits, 2, heads] (maximum in base 2, sum), both flat.
 
     One is made for the largest batch and reused by every launch of one stream, captured ones included.
     """
 
     partial: torch.Tensor
-    lse: torch.Tensor
+    stats: torch.Tensor
 
     @classmethod
     def create(
         cls, max_tokens: int, heads: int, max_splits: int, device: torch.device | str
     ) -> DecodeScratch:
         """Allocate scratch for up to `max_tokens` tokens of `heads` heads in up to `max_splits` splits."""
-        errors.check_range(
-            "max_splits", max_splits, 1, MAX_SPLITS, "the merge holds all splits of a head at once"
-        )
+        errors.check_range("max_splits", max_splits, 1, MAX_SPLITS, "the merge holds all splits at once")
         errors.check_range("heads", heads, 1, MAX_HEADS, "sparse MLA kernels serve up to 128 heads")
         size = max_tokens * max_splits * heads
         partial = torch.empty(size * LATENT.value, dtype=torch.float32, device=device)
-        return cls(partial, torch.empty(size, dtype=torch.float32, device=device))
+        return cls(partial, torch.empty(2 * size, dtype=torch.float32, device=device))
 
-    def holds(self, tokens: int, heads: int, num_splits: int) -> bool:
-        """Whether a launch of these sizes fits."""
-        return tokens * heads * num_splits <= self.lse.numel()
+    @property
+    def capacity(self) -> int:
+        """Tokens x heads x splits that fit."""
+        return self.stats.numel() // 2
 
 
 def decode_config(row_format: RowFormat, heads: int, arch: str) -> LaunchConfig:
     """The default configuration of the split kernel: the smallest head block that covers `heads` without
     waste.
     """
-    block = 16 if heads <= 16 else 32 if heads <= 32 else 64
-    return find_config("mla_decode", "mla_decode_split", f"{row_format.value}-h{block}", arch)
+    return find_config("mla_decode", "mla_decode_split", f"{row_format.value}-h{head_block(heads)}", arch)
 
 
 def plan_splits(tokens: int, heads: int, top_k: int, config: LaunchConfig, num_sms: int = 132) -> int:
@@ -162,36 +162,6 @@ def plan_splits(tokens: int, heads: int, top_k: int, config: LaunchConfig, num_s
     blocks = -(-top_k // config.meta["BLOCK_ROWS"])
     room = max(1, min(num_sms // max(1, tokens * head_blocks), blocks, MAX_SPLITS))
     return int(2 ** int(math.log2(room)))
-
-
-def check_attention_arguments(
-    q: torch.Tensor,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> tuple[RowFormat, torch.device]:
-    """The row format and the common device of an attention call; a `KernelInputError` for what breaks its
-    contract.
-    """
-    row_format = row_format_of(rows)
-    errors.check_dtype("q", q, torch.bfloat16)
-    errors.check_shape("q", q, (None, None, WIDTH.value))
-    tokens, heads, _ = q.shape
-    errors.check_range("heads", heads, 1, MAX_HEADS, "sparse MLA kernels serve up to 128 heads")
-    errors.check_dtype("slots", slots, torch.int32)
-    errors.check_shape("slots", slots, (tokens, None))
-    errors.check_dtype("counts", counts, torch.int32)
-    errors.check_shape("counts", counts, (tokens,))
-    errors.check_dtype("out", out, torch.bfloat16, torch.float32)
-    errors.check_shape("out", out, (tokens, heads, LATENT.value))
-    errors.check_dtype("lse", lse, torch.float32)
-    errors.check_shape("lse", lse, (tokens, heads))
-    for name, tensor in {"q": q, "slots": slots, "counts": counts, "out": out, "lse": lse}.items():
-        errors.check_contiguous(name, tensor)
-    device = errors.check_same_device(q=q, rows=rows, slots=slots, counts=counts, out=out, lse=lse)
-    return row_format, device
 
 
 def sparse_mla_decode(
@@ -210,21 +180,24 @@ def sparse_mla_decode(
     """Enqueue attention of `q` over the rows that `slots` names, writing all of `out` and `lse`.
 
     Shapes and types stand in the module's docstring. `scale` multiplies the scores (1/sqrt(192 + 64) for
-    GLM-5). `num_splits` comes from `plan_splits`, or is `BATCH_INVARIANT_SPLITS` for results independent of
-    the batch. Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything
-    is enqueued.
+    GLM-5). `num_splits` comes from `plan_splits`, or is `mla_invariant.BATCH_INVARIANT_SPLITS` for results
+    independent of the batch. Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError`
+    before anything is enqueued.
     """
     row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
     errors.check_same_device(q=q, scratch=scratch.partial)
-    errors.check_range(
-        "num_splits", num_splits, 1, MAX_SPLITS, "the merge holds all splits of a head at once"
-    )
+    errors.check_range("num_splits", num_splits, 1, MAX_SPLITS, "the merge holds all splits at once")
     tokens, heads, _ = q.shape
-    if not scratch.holds(tokens, heads, num_splits):
+    needed = tokens * heads * num_splits
+    if num_splits > 1 and needed > scratch.capacity:
         raise errors.RangeError(
-            f"scratch holds {scratch.lse.numel()} partials; {tokens} tokens x {heads} heads x {num_splits} "
-            f"splits need {tokens * heads * num_splits}: make DecodeScratch for the largest batch"
+            f"scratch holds {scratch.capacity} partials; {tokens} tokens x {heads} heads x {num_splits} "
+            f"splits need {needed}: make DecodeScratch for the largest batch"
         )
+    if num_splits == 1:
+        # One program a token and block of heads, and nothing to merge: what prefill does.
+        sparse_mla_prefill(q, rows, slots, counts, scale=scale, out=out, lse=lse, config=config)
+        return
     if tokens == 0:
         return
     if config is None:
@@ -236,7 +209,7 @@ def sparse_mla_decode(
         slots,
         counts,
         scratch.partial,
-        scratch.lse,
+        scratch.stats,
         scale * 1.4426950408889634,
         HEADS=heads,
         TOP_K=slots.shape[1],
@@ -247,7 +220,7 @@ def sparse_mla_decode(
     merge = find_config("mla_decode", "mla_decode_merge", "default", arch_of(device))
     _merge_kernel[(tokens, heads)](
         scratch.partial,
-        scratch.lse,
+        scratch.stats,
         out,
         lse,
         HEADS=heads,
@@ -259,24 +232,20 @@ def sparse_mla_decode(
 
 def _aot_cases() -> tuple[AotCase, ...]:
     pointers = {"q_ptr": "*bf16", "slots_ptr": "*i32", "counts_ptr": "*i32", "scale_log2": "fp32"}
-    partials = {"partial_ptr": "*fp32", "partial_lse_ptr": "*fp32"}
+    partials = {"partial_ptr": "*fp32", "stats_ptr": "*fp32"}
     cases = []
     for row_format in RowFormat:
         fp8 = row_format is RowFormat.FP8_DS_MLA
         types = pointers | partials | {"rows_ptr": "*u8" if fp8 else "*bf16"}
-        for heads, num_splits in ((8, 16), (16, 16), (32, 8), (64, 4), (128, 2), (16, 1)):
-            block = 16 if heads <= 16 else 32 if heads <= 32 else 64
+        for heads, num_splits in ((8, 16), (16, 16), (32, 8), (64, 4), (128, 2)):
             constants = {"HEADS": heads, "TOP_K": 2048, "NUM_SPLITS": num_splits, "FP8": fp8}
-            config, shape = f"{row_format.value}-h{block}", f"{heads}x{num_splits}"
+            config, shape = f"{row_format.value}-h{head_block(heads)}", f"{heads}x{num_splits}"
             cases.append(AotCase("mla_decode_split", config, _split_kernel, types, constants, shape=shape))
     merge = partials | {"out_ptr": "*bf16", "lse_ptr": "*fp32"}
-    for num_splits in (1, 16, MAX_SPLITS):
+    for num_splits in (2, 16, MAX_SPLITS):
         constants = {"HEADS": 16, "NUM_SPLITS": num_splits, "BLOCK_SPLITS": num_splits}
-        cases.append(
-            AotCase(
-                "mla_decode_merge", "default", _merge_kernel, merge, constants, shape=f"{num_splits} splits"
-            )
-        )
+        shape = f"{num_splits} splits"
+        cases.append(AotCase("mla_decode_merge", "default", _merge_kernel, merge, constants, shape=shape))
     return tuple(cases)
 
 

@@ -6,8 +6,8 @@ Shapes are those of `mla_decode`, with `tokens` the tokens of the chunk. A chunk
 split-K, so there are no partial results and no scratch. A token that sees fewer rows than `top_k` has a
 smaller count, and its program does that much less.
 
-`sparse_mla_prefill_invariant` is the other way: decode's split kernel with fixed splits, slice by slice of
-the scratch. A token's result is then the same bits whether it was prefilled, verified or decoded.
+Decode without splits (a batch that fills the GPU by itself) is this kernel too. `mla_invariant` has the form
+of prefill that gives the bits of split decode.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from hisparsim_kernels import errors
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
-from hisparsim_kernels.mla_decode import (
-    BATCH_INVARIANT_SPLITS,
-    DecodeScratch,
-    check_attention_arguments,
-    sparse_mla_decode,
-)
+from hisparsim_kernels.mla_arguments import check_attention_arguments, head_block
 from hisparsim_kernels.mla_tile import LATENT, WIDTH, attend_slots
 from hisparsim_kernels.registry import AotCase
 from hisparsim_kernels.row_format import RowFormat
@@ -71,8 +65,7 @@ def _prefill_kernel(
 
 def prefill_config(row_format: RowFormat, heads: int, arch: str) -> LaunchConfig:
     """The default configuration: the smallest head block that covers `heads`, 64 at most."""
-    block = 16 if heads <= 16 else 32 if heads <= 32 else 64
-    return find_config("mla_prefill", "mla_prefill", f"{row_format.value}-h{block}", arch)
+    return find_config("mla_prefill", "mla_prefill", f"{row_format.value}-h{head_block(heads)}", arch)
 
 
 def sparse_mla_prefill(
@@ -112,44 +105,6 @@ def sparse_mla_prefill(
     )
 
 
-def sparse_mla_prefill_invariant(
-    q: torch.Tensor,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    scale: float,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scratch: DecodeScratch,
-) -> None:
-    """As `sparse_mla_prefill`, bit for bit what `sparse_mla_decode` gives with `BATCH_INVARIANT_SPLITS`.
-
-    The chunk is served in slices that fit `scratch`. Raises `RangeError` when it does not hold even one
-    token.
-    """
-    tokens, heads, _ = q.shape
-    slice_tokens = scratch.lse.numel() // (heads * BATCH_INVARIANT_SPLITS)
-    if slice_tokens < 1:
-        raise errors.RangeError(
-            f"scratch holds {scratch.lse.numel()} partials; one token of {heads} heads needs "
-            f"{heads * BATCH_INVARIANT_SPLITS}"
-        )
-    for first in range(0, tokens, slice_tokens):
-        part = slice(first, min(tokens, first + slice_tokens))
-        sparse_mla_decode(
-            q[part],
-            rows,
-            slots[part],
-            counts[part],
-            scale=scale,
-            out=out[part],
-            lse=lse[part],
-            scratch=scratch,
-            num_splits=BATCH_INVARIANT_SPLITS,
-        )
-
-
 def _aot_cases() -> tuple[AotCase, ...]:
     types = {
         "q_ptr": "*bf16",
@@ -163,9 +118,8 @@ def _aot_cases() -> tuple[AotCase, ...]:
         fp8 = row_format is RowFormat.FP8_DS_MLA
         rows = {"rows_ptr": "*u8" if fp8 else "*bf16", "scale_log2": "fp32"}
         for heads in (8, 16, 32, 64, 128):
-            block = 16 if heads <= 16 else 32 if heads <= 32 else 64
             constants = {"HEADS": heads, "TOP_K": 2048, "FP8": fp8}
-            config = f"{row_format.value}-h{block}"
+            config = f"{row_format.value}-h{head_block(heads)}"
             cases.append(
                 AotCase(
                     "mla_prefill", config, _prefill_kernel, types | rows, constants, shape=f"{heads} heads"

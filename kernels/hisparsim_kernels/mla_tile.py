@@ -70,7 +70,7 @@ def attend_slots(
     FP8: tl.constexpr,
 ):
     """Unnormalised output [BLOCK_HEADS, 512], maximum (base 2) and sum [BLOCK_HEADS] over the slots."""
-    # Heads past HEADS repeat the last one (their results are not stored): no mask to keep in registers.
+    # Heads past HEADS repeat the last one; their results are not stored. No mask has to stay in registers.
     q_at = q_ptr + tl.minimum(head, HEADS - 1)[:, None] * WIDTH
     q_latent = tl.load(q_at + tl.arange(0, LATENT)[None, :])
     q_rope = tl.load(q_at + LATENT + tl.arange(0, ROPE)[None, :])

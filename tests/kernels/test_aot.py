@@ -55,6 +55,12 @@ def test_each_broken_limit_is_one_line_with_figure_and_limit(
     assert aot.violations_of(limits, MEASURED | change, cores) == (line,)
 
 
+def test_the_instruction_that_replaced_hoppers_on_the_next_architecture_is_accepted() -> None:
+    limits = ResourceLimits(tensor_core="QGMMA")
+    assert aot.violations_of(limits, MEASURED, {"UTCQMMA": 1}) == ()
+    assert aot.violations_of(limits, MEASURED, {"UTCHMMA": 1}) != ()
+
+
 @pytest.mark.parametrize("module", registry.KERNEL_MODULES)
 def test_every_configuration_is_compiled_by_a_case_and_every_case_has_its_configuration(module: str) -> None:
     cases = registry.aot_cases((module,))[module]

@@ -11,12 +11,12 @@ import torch
 from hisparsim_kernels import errors
 from hisparsim_kernels.compare import assert_attention_close
 from hisparsim_kernels.mla_decode import (
-    BATCH_INVARIANT_SPLITS,
     DecodeScratch,
     decode_config,
     plan_splits,
     sparse_mla_decode,
 )
+from hisparsim_kernels.mla_invariant import BATCH_INVARIANT_SPLITS
 from hisparsim_kernels.references import mla as reference
 from hisparsim_kernels.references import rows as rows_reference
 from hisparsim_kernels.row_format import RowFormat
@@ -92,7 +92,7 @@ def run_case(case: Case, row_format: RowFormat, power_of_two_scales: bool = True
     lse = torch.full((case.tokens, case.heads), float("nan"))
     scratch = DecodeScratch.create(case.tokens, case.heads, case.num_splits, "cpu")
     scratch.partial.fill_(float("nan"))
-    scratch.lse.fill_(float("nan"))
+    scratch.stats.fill_(float("nan"))
     sparse_mla_decode(
         q, pool, slots, counts, scale=SCALE, out=out, lse=lse, scratch=scratch, num_splits=case.num_splits
     )

@@ -9,8 +9,9 @@ import torch
 
 from hisparsim_kernels import errors
 from hisparsim_kernels.compare import assert_attention_close
-from hisparsim_kernels.mla_decode import BATCH_INVARIANT_SPLITS, DecodeScratch, sparse_mla_decode
-from hisparsim_kernels.mla_prefill import sparse_mla_prefill, sparse_mla_prefill_invariant
+from hisparsim_kernels.mla_decode import DecodeScratch, sparse_mla_decode
+from hisparsim_kernels.mla_invariant import BATCH_INVARIANT_SPLITS, sparse_mla_prefill_invariant
+from hisparsim_kernels.mla_prefill import sparse_mla_prefill
 from hisparsim_kernels.references import mla as reference
 from hisparsim_kernels.references import rows as rows_reference
 from hisparsim_kernels.row_format import RowFormat

@@ -374,7 +374,7 @@ def test_nothing_is_written_around_the_outputs_of_any_kernel() -> None:
         buffers.append(buffer)
         return inner
 
-    scratch = DecodeScratch(output(3 * 3 * 5 * 512), output(3 * 3 * 5))
+    scratch = DecodeScratch(output(3 * 3 * 5 * 512), output(2 * 3 * 3 * 5))
     sparse_mla_decode(
         q,
         pool,
