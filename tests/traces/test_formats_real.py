@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from hisparsim_traces import detect, load
+from hisparsim_traces.reuse import ideal_reuse
 from hisparsim_traces.statistics import file_info
+from hisparsim_traces.writing import write_mooncake, write_parquet
 
 FORMATS = {
     "azure2023": "azure2023",
@@ -180,3 +182,38 @@ def test_folders_of_sessions_and_clients_are_one_trace(traces_dir: Path) -> None
     clients = load(traces_dir / "servegen", seed=2)
     clients.check()
     assert clients.format == "servegen"
+
+
+def test_a_conversation_over_several_lines_or_in_a_list_is_the_same(traces_dir: Path, tmp_path: Path) -> None:
+    one = load(traces_dir / "weka" / "trace_0574.json")
+    content = json.loads((traces_dir / "weka" / "trace_0574.json").read_text())
+    for name, text in (
+        ("pretty.json", json.dumps(content, indent=1)),
+        ("list.json", json.dumps([content], indent=1)),
+    ):
+        (tmp_path / name).write_text(text)
+        other = load(tmp_path / name)
+        assert other.input_tokens.tolist() == one.input_tokens.tolist()
+        assert other.block_ids.tolist() == one.block_ids.tolist()
+        assert np.array_equal(other.think_s, one.think_s, equal_nan=True)
+
+
+def test_real_prefixes_and_times_survive_mooncake_and_parquet(traces_dir: Path, tmp_path: Path) -> None:
+    for path in (traces_dir / "mooncake").glob("*.jsonl"):
+        trace = load(path)
+        write_mooncake(trace, tmp_path / "a.jsonl")
+        write_parquet(trace, tmp_path / "a.parquet")
+        for back in (load(tmp_path / "a.jsonl"), load(tmp_path / "a.parquet")):
+            assert back.block_ids.tolist() == trace.block_ids.tolist()
+            assert back.block_offsets.tolist() == trace.block_offsets.tolist()
+            assert back.input_tokens.tolist() == trace.input_tokens.tolist()
+            assert back.output_tokens.tolist() == trace.output_tokens.tolist()
+            assert np.abs(back.arrival_s - trace.arrival_s).max() < 1e-6  # stamps are whole milliseconds
+    weka = load(traces_dir / "weka" / "weka_cc_sample.jsonl.gz")
+    write_mooncake(weka, tmp_path / "w.jsonl")
+    back = load(tmp_path / "w.jsonl")
+    assert back.input_tokens.tolist() == weka.input_tokens.tolist()
+    assert np.abs(back.arrival_s - weka.arrival_s).max() <= 5.1e-4
+    # of blocks of 512 tokens no more can be shared than of the 64-token blocks they are made of
+    fine, coarse = ideal_reuse(weka).tokens, ideal_reuse(back).tokens
+    assert fine - 0.01 < coarse <= fine
