@@ -114,7 +114,9 @@ class StepLoad:
             sum_context = int(context.sum())
             max_context = int(context.max())
             decode_rows = int(np.minimum(context, top_k).sum()) * decodes.query_tokens
-            hot_requests = int(np.count_nonzero(decodes.resident_pages < decodes.pages))
+            hot_requests = 0
+            if decodes.hot_rows:
+                hot_requests = int(np.count_nonzero(decodes.resident_pages < decodes.pages))
         else:
             sum_context = max_context = decode_rows = hot_requests = 0
         return cls(

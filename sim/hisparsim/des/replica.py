@@ -133,21 +133,21 @@ class Replica:
         """The load of a plan, expected misses included; counts where its selections fall."""
         decodes = plan.decodes
         missed_millirows = 0
-        if decodes.request_ids:
+        if decodes.hot_rows and (decodes.resident_pages < decodes.pages).any():
             context, pages, resident = decodes.context_tokens, decodes.pages, decodes.resident_pages
             selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
-            self.rows.selected += int(selected.sum())
-            if decodes.hot_rows and (resident < pages).any():
-                looked_up, missed = self._hot_rows(decodes, context, resident, pages, selected)
-                missed_millirows = int(missed.sum())
-                self.rows.missed += missed_millirows
-                self.rows.looked_up += int(looked_up.sum())
-        return StepLoad.of(
+            looked_up, missed = self._hot_rows(decodes, context, resident, pages, selected)
+            missed_millirows = int(missed.sum())
+            self.rows.missed += missed_millirows
+            self.rows.looked_up += int(looked_up.sum())
+        load = StepLoad.of(
             plan,
             top_k=self.top_k,
             resolve=self.core.policy.uses_groups,
             missed_millirows=missed_millirows,
         )
+        self.rows.selected += 1000 * int(load.selected_rows)
+        return load
 
     def stretch_load(self, plan: StepPlan, num_steps: int) -> tuple[StepLoad, StretchRows]:
         """The load of so many quiet steps that start with a plan, and where their selections fall."""

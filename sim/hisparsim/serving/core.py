@@ -102,6 +102,7 @@ class ServingCore:
         self.discarded_tokens = 0
         self._plans: deque[PlanInFlight] = deque()
         self._next_plan_id = 0
+        self._ends_steps = type(policy).end_step is not ResidencyPolicy.end_step
         self._steady = SteadyDecodes(asynchronous=limits.async_depth > 1)
         self._late: deque[tuple[int, LateFree]] = deque()
         self._loaded: set[int] = set()
@@ -223,7 +224,8 @@ class ServingCore:
         num_running_chosen = len(chosen)
         if not self.notes.preemptions:
             self._admit_waiting(chosen, counts, budget)
-        self.policy.end_step(self._for_end_of_step(chosen, counts, woken))
+        if self._ends_steps:
+            self.policy.end_step(self._for_end_of_step(chosen, counts, woken))
         self.notes.scheduled = tuple(chosen)
         self.notes.steady = self._steady.members
         starts_load = any(isinstance(action, Load | Restore) for action in self.policy.actions)

@@ -5,7 +5,6 @@ The oldest request always gets on, so runs end, after the worst number of preemp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hisparsim.serving.limits import ServingLimits
@@ -37,6 +36,3 @@ class Thrash(GpuOnly):
     def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
         self._num_running -= 1
         return super().leave(request, finished=finished, in_flight=in_flight)
-
-    def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
-        """Nothing is written back."""
