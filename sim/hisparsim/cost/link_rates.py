@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hisparsim.cost.calibration_file import calibration_of
 from hisparsim.specs.nodes import CopyMode, NodeSpec
 from hisparsim.specs.scenario import Scenario
-from hisparsim.specs.sections import HostPlacement
+from hisparsim.specs.sections import CostSource, HostPlacement
 
 _GB = 1e9
 
@@ -55,7 +56,12 @@ class LinkRates:
 
 
 def link_rates(scenario: Scenario) -> LinkRates:
-    """Query: the rates that a scenario's node, `links.*` overrides and `node.host_placement` give."""
+    """Query: the rates that a scenario's node, `links.*` overrides and `node.host_placement` give.
+
+    Under `cost.source = calibration` they are the measured ones. Raises ScenarioError where its file is none.
+    """
+    if scenario.cost.source is CostSource.CALIBRATION:
+        return _calibrated(scenario)
     node, links = scenario.node_spec, scenario.links
     num_gpus = scenario.parallel.tp * scenario.parallel.dp
     num_writers = scenario.parallel.dp
@@ -138,3 +144,24 @@ def _crossing(node: NodeSpec, placement: HostPlacement, num_gpus: int) -> tuple[
         return 0.5, 0.5 * near
     far = num_gpus - min(num_gpus, node.gpus_per_socket)
     return (1.0, float(far)) if far else (0.0, 0.0)
+
+
+def _calibrated(scenario: Scenario) -> LinkRates:
+    """Query: the measured rates of the links of one rank, which reads and writes its own host pool."""
+    links, infinite = calibration_of(scenario).links, float("inf")
+    return LinkRates(
+        h2d=links.h2d,
+        d2h=links.d2h,
+        h2d_duplex=links.h2d_duplex,
+        d2h_duplex=links.d2h_duplex,
+        gather=links.gather,
+        gather_duplex=links.gather,
+        host_dram=infinite,
+        socket=infinite,
+        num_gpus=scenario.parallel.tp,
+        num_writers=1,
+        num_replicas=1,
+        crossing_share=0.0,
+        crossing_gpus=0.0,
+        read_latency_s=0.0,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hisparsim.specs.nodes import MemoryFigure
 from hisparsim.specs.weights import WeightFormat
@@ -181,7 +181,12 @@ class SpeculationSection(Section):
 class CostSection(Section):
     """How long a step takes."""
 
-    source: Annotated[CostSource, Field(description="where step times come from")] = CostSource.ROOFLINE
+    source: Annotated[
+        CostSource, Field(description="where step times come from: roofline, or calibration:FILE")
+    ] = CostSource.ROOFLINE
+    calibration: Annotated[
+        str | None, Field(description="file of hisparsim calibrate; set by cost.source=calibration:FILE")
+    ] = None
     resolve_us: Annotated[
         Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
         Field(description="one residency resolve of one indexer layer, us; null = the source's figure"),
@@ -190,6 +195,16 @@ class CostSection(Section):
         bool,
         Field(description="requests pass a serial front end (HTTP, template, tokeniser) before the queue"),
     ] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_file_from_source(cls, values: Any) -> Any:
+        """Query: `source = "calibration:FILE"` taken apart into the source and its file."""
+        source = values.get("source") if isinstance(values, dict) else None
+        if not isinstance(source, str) or not source.startswith(f"{CostSource.CALIBRATION.value}:"):
+            return values
+        kind, _, file = source.partition(":")
+        return {**values, "source": kind, "calibration": file or None}
 
 
 class LinksSection(Section):
