@@ -1,0 +1,15 @@
+"""Fixtures for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def reference_dir() -> Path:
+    """The folder with ``reference/`` and ``traces/``: measured data that is not part of the repository."""
+    folder = Path(os.environ.get("HISPARSIM_REFERENCE", Path(__file__).parents[2] / "shared"))
+    if not (folder / "reference").is_dir():
+        pytest.skip(f"no reference data in {folder} (set HISPARSIM_REFERENCE)")
+    return folder
