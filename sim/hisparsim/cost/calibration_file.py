@@ -4,7 +4,7 @@ A *part* is one stretch of a step's work (projections, indexer, experts, ...). I
 
     constant + curve(tokens) + sum over features of (ns x feature of the load)
 
-fitted apart for steps that only decode (in a graph, where the device has graphs) and steps with a prefill. The
+fitted apart for steps that only decode (in a graph, where the device has graphs) and for others. The
 features are counts of :class:`hisparsim.cost.load.StepLoad`, so that what was measured and what is priced
 are described by the same numbers.
 """
