@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -210,6 +209,6 @@ def _named_lines(head: Head) -> bool:
 
 
 _TAKES = frozenset({"columns"})
-CSV: Any = Format("csv", "plain CSV with a map", read_csv, _named, takes=_TAKES)
-JSONL: Any = Format("jsonl", "plain JSON lines with a map", read_lines, _named_lines, takes=_TAKES)
-PARQUET: Any = Format("parquet", "plain Parquet with a map", read_parquet, _never, takes=_TAKES)
+CSV = Format("csv", "plain CSV with a map", read_csv, _named, takes=_TAKES)
+JSONL = Format("jsonl", "plain JSON lines with a map", read_lines, _named_lines, takes=_TAKES)
+PARQUET = Format("parquet", "plain Parquet with a map", read_parquet, _never, takes=_TAKES)
