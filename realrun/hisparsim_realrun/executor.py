@@ -294,9 +294,10 @@ class Executor:
                 heads[first:, 0], heads[first:, 1] = 1.0, -1.0
                 keep_newest[first:] = True
             table = tables[span.request_id].index.astype(np.int64)
-            selections.append(
-                self.kernels.select(unit.index, own, heads, table, span.start, keep_newest)
-            )
+            selection = self.kernels.select(unit.index, own, heads, table, span.start, keep_newest)
+            if (selection[:, 0] < 0).any():  # a token sees itself, so there is always something to select
+                raise RunDied(f"request {span.request_id}: its index logits are not finite (NaN)")
+            selections.append(selection)
             self.clock.mark(Term.PREFILL_INDEXER if span.is_prefill else Term.DECODE_INDEXER)
         return selections
 
