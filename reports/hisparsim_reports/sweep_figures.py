@@ -57,7 +57,7 @@ def draw_front(data: SweepData) -> Figure | None:
         colour = policy_colour(policy)
         axes.scatter(*zip(*mine, strict=True), s=26, color=colour, alpha=0.55, linewidths=0)
         front = front_of(mine)
-        axes.plot(*zip(*front, strict=True), color=colour, linewidth=1.8, drawstyle="steps-post")
+        axes.plot(*zip(*front, strict=True), color=colour, linewidth=1.8, drawstyle="steps-pre")
         labels.append((front[-1][1], policy, colour))
     broken = [(x, y) for x, y, row in known if not row["feasible"]]
     if broken:
@@ -65,7 +65,8 @@ def draw_front(data: SweepData) -> Figure | None:
     axes.set_xlabel("tokens/s/user (1 / mean TPOT)")
     axes.set_ylabel("total tokens/s/GPU")
     axes.margins(0.06)
-    axes.set_ylim(bottom=0)
+    if min(y for _, y, _ in known) < 0.5 * max(y for _, y, _ in known):
+        axes.set_ylim(bottom=0)
     direct_labels(axes, labels)
     ringed = " Ringed points break a constraint." if broken else ""
     return Figure(

@@ -20,8 +20,8 @@ __all__ = ["SweepData", "render_sweep_page", "write_sweep_report"]
 PAGE_NAME = "index.html"
 SHOWN_FIRST = (
     "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "output_tokens_per_s",
-    "total_tokens_per_s_per_gpu",
-    "tokens_per_s_per_user", "mean_running", "num_preemptions", "hot_hit_rate", "host_memory_gib", "bound_by",
+    "total_tokens_per_s_per_gpu", "tokens_per_s_per_user", "mean_running", "num_preemptions", "hot_hit_rate",
+    "host_memory_gib", "bound_by",
 )  # fmt: skip
 """Metrics whose columns are shown before anyone asks for others."""
 
