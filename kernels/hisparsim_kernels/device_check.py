@@ -49,7 +49,7 @@ from hisparsim_kernels.topk import TopkScratch, topk, topk_config
 
 PUBLISHED_US = {"TileLang": 16.8, "FlashMLA": 22.8}
 """Sparse MLA decode with combine on an H200: 8 requests, 16 heads, top-k 2048, bf16 rows (a public engine's
-issue)."""
+report)."""
 SCALE = 1 / math.sqrt(256)
 GATHER_ROW_BYTES = (128, 256, 656, 1152, 2048, 4096)
 GATHER_PROGRAMS = (8, 16, 32, 64, 128)
