@@ -165,15 +165,22 @@ class Arrivals:
     def _follow(self, row: int, now_ns: int) -> None:
         children = self._children.get(row, ())
         for child in children:
-            think_s = float(self.trace.think_s[child])
-            think_ns = 0 if np.isnan(think_s) else round(think_s * NS_PER_S)
-            heapq.heappush(self._calendar, (now_ns + max(think_ns, 0), child))
+            heapq.heappush(self._calendar, (self._start_of(child, now_ns), child))
         if self._closed_loop:
             root = self._open_turns.pop(row)
             for child in children:
                 self._open_turns[child] = root
             if root not in self._open_turns.values():
                 self._start_user(now_ns)
+
+    def _start_of(self, child: int, parent_end_ns: int) -> int:
+        """When a turn starts: its think time after its parent, or as stamped where that is unknown."""
+        think_s, stamp_s = float(self.trace.think_s[child]), float(self.trace.arrival_s[child])
+        if not np.isnan(think_s):
+            return parent_end_ns + max(round(think_s * NS_PER_S), 0)
+        if np.isnan(stamp_s) or self._closed_loop:
+            return parent_end_ns
+        return max(parent_end_ns, round(stamp_s * NS_PER_S))
 
     def _start_user(self, now_ns: int) -> None:
         if self._backlog:
