@@ -17,6 +17,7 @@ from hisparsim.serving.policies import policy_class
 from hisparsim.serving.request import Request, RequestSpec
 
 PAGE = 16
+MAX_STEPS = 20_000
 
 
 def engine(
@@ -112,6 +113,7 @@ def drive(
     run = lockstep(core, crowd, lags or Lags(), accepted=accepted, on_complete=completed, check=check)
     try:
         for step in run:
+            assert step.index < MAX_STEPS, "the run goes round in circles"
             account.steps.append(step)
             account.stalls += core.notes.waited
             account.victims_in_flight += core.notes.victim_in_flight
