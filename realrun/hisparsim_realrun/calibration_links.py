@@ -46,9 +46,9 @@ def measure_links(executor: Executor, device: Device) -> LinkSamples:
     pools = executor.pools
     layout = pools.geometry.layout
     pages = max(min(PAGES, pools.num_blocks - 1, pools.host.shape[0] - 1), 1)
-    blocks = np.ones((pages, len(layout.group_layers)), np.int64)
-    blocks += np.arange(pages)[:, None] % max(pools.num_blocks - 1, 1)
-    host_blocks = np.arange(pages, dtype=np.int64) + min(1, pools.host.shape[0] - 1)
+    numbers = 1 + np.arange(pages, dtype=np.int32) % max(pools.num_blocks - 1, 1)
+    blocks = np.repeat(numbers[:, None], len(layout.group_layers), axis=1)
+    host_blocks = np.arange(pages, dtype=np.int32) + np.int32(min(1, pools.host.shape[0] - 1))
     engine = CopyEngine(device, inline=False)
     try:
         rates: dict[str, list[float]] = {}
@@ -152,7 +152,7 @@ def _duplex_share(device: Device) -> float:
     size = 64 << 20
     host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     gpu = [torch.empty(size, dtype=torch.uint8, device=device.torch_device) for _ in range(2)]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]  # type: ignore[no-untyped-call]
 
     def seconds(directions: tuple[bool, ...]) -> float:
         torch.cuda.synchronize()

@@ -20,7 +20,9 @@ from hisparsim.cost.terms import Term
 from hisparsim.results.records import RunResult
 from hisparsim.serving.policies import policy_class
 from hisparsim.specs.scenario import Scenario
-from hisparsim_traces import Trace, closed_loop
+from hisparsim.specs.setup import PoolKind
+from hisparsim.specs.weights import GIB
+from hisparsim_traces import Trace, closed_loop, conversations
 
 from .engine import RealRun, run_real
 from .executor import StepOutput
@@ -31,6 +33,8 @@ from .work import StepWork
 WARM_UP_STEPS = 3
 """First steps of a probe that are left out: caches and thread pools fill."""
 LEAST_OUTPUT = 4
+TURNS = 3
+"""Turns of the conversations that find, load and stage prefixes."""
 POLICIES = ("gpu-only", "host-resident", "hybrid", "prefix-offload")
 """Both kinds of pool, with and without a host tier; every residency a request can have."""
 MAX_GAP_NS = 20_000_000
@@ -43,8 +47,12 @@ class Probe:
     """One short load."""
 
     policy: str
+    pressed: bool
+    """The GPU pool holds about half of what may run."""
     users: int
     num_requests: int
+    turns: int
+    """Of a conversation; 1 = requests without a prefix in common."""
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     seed: int
@@ -58,11 +66,17 @@ class Probe:
                 "workload.limit=null",
                 "workload.rate_per_s=null",
                 "workload.time_scale=1",
+                *([f"kv.gpu_kv_gib={pressed_gib(base):.6g}"] if self.pressed else []),
             ]
         )
 
     def trace(self) -> Trace:
         """Query: its requests."""
+        if self.turns > 1:
+            sessions = max(self.num_requests // self.turns, 1)
+            low, high = self.input_tokens
+            first, later = (low, max(high // 2, low)), (low, max(high // (2 * self.turns), low))
+            return conversations(sessions, self.turns, first, later, self.output_tokens, seed=self.seed)
         return closed_loop(self.num_requests, self.input_tokens, self.output_tokens, seed=self.seed)
 
 
@@ -148,22 +162,22 @@ def probes_of(scenario: Scenario, *, scale: float = 1.0, seed: int = 77) -> list
     probes: list[Probe] = []
     for number, policy in enumerate(POLICIES):
         for users in batches:
+            lengths = (1, longest) if (number + users) % 2 else (1, max(longest // 3, 1))
             requests = max(round(scale * (4 + 2.5 * users)), 2)
-            short = (1, max(longest // 3, 1))
-            lengths = (1, longest) if (number + users) % 2 else short
-            probes.append(
-                Probe(
-                    policy,
-                    settings,
-                    users,
-                    requests,
-                    lengths,
-                    (LEAST_OUTPUT, most_output),
-                    seed + len(probes),
-                )
-            )
+            outputs = (LEAST_OUTPUT, most_output)
+            probes.append(Probe(policy, False, users, requests, 1, lengths, outputs, seed + len(probes)))
+        requests, outputs = round(scale * 20), (LEAST_OUTPUT, most_output // 2)
+        users, lengths = limits.max_num_seqs, (1, max(longest - TURNS * most_output, 1))
+        probes.append(Probe(policy, True, users, requests, TURNS, lengths, outputs, seed + len(probes)))
     order = np.random.default_rng([seed, 1]).permutation(len(probes))
     return [probes[place] for place in order]
+
+
+def pressed_gib(scenario: Scenario) -> float:
+    """Query: GiB of GPU pool for half of the requests that may run, each half as long as the window."""
+    setup = scenario.setup(PoolKind.WHOLE)
+    pages = setup.max_pages_per_request * scenario.scheduler.max_num_seqs / 4
+    return max(pages, setup.max_pages_per_request) * setup.baseline_block_bytes * 1.25 / GIB
 
 
 def run_probes(

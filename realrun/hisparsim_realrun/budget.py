@@ -1,0 +1,104 @@
+"""The error budget: which part of a step is predicted wrongly, and what that costs the whole run.
+
+Every step of the measured run is priced by the cost model with the load that it really had, so that the terms
+stand beside what the runner's clock measured for the very same work. What the simulated run took by term
+stands beside both: where it differs from the priced steps, other steps were taken, not other times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hisparsim.cost.calibrated import CalibratedModel
+from hisparsim.cost.terms import Term
+from hisparsim.results.records import RunResult
+
+from .calibration import prediction_ns
+from .calibration_fit import PARTS
+from .calibration_probe import StepSamples
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One part of the steps of a run."""
+
+    part: str
+    measured_s: float
+    priced_s: float
+    """The same steps, priced."""
+    simulated_s: float
+    """The steps of the simulation."""
+    median_step_error: float | None
+    """Median over the measured steps of priced / measured - 1; None where most take no time."""
+    share_of_error: float
+    """(priced - measured) over the measured time of all parts: what this part adds to the run's error."""
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """All parts of one run, the worst first."""
+
+    lines: tuple[BudgetLine, ...]
+    measured_s: float
+    priced_s: float
+    simulated_s: float
+    num_steps_measured: int
+    num_steps_simulated: int
+
+    @property
+    def worst(self) -> BudgetLine:
+        """The part that adds most to the error."""
+        return self.lines[0]
+
+    def sentence(self) -> str:
+        """Query: the budget in one line for people."""
+        worst = self.worst
+        return (
+            f"steps priced {self.priced_s / self.measured_s - 1:+.1%}, simulated "
+            f"{self.simulated_s / self.measured_s - 1:+.1%} of the measured {self.measured_s:.2f} s; most from "
+            f"{worst.part} ({worst.share_of_error:+.1%})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Query: the budget as plain data."""
+        return asdict(self)
+
+
+def error_budget(simulated: RunResult, samples: StepSamples, model: CalibratedModel) -> ErrorBudget:
+    """Query: the budget of a measured run's steps beside the simulated run."""
+    priced = prediction_ns(model, samples)
+    total = max(float(samples.duration_ns.sum()), 1.0)
+    lines = []
+    for name, shape in PARTS.items():
+        measured = _sum(samples.terms_ns, shape.terms)
+        predicted = _sum(priced, shape.terms)
+        columns = [simulated.steps.get(f"cost_{term.value}_ns") for term in shape.terms]
+        played = sum(int(column.sum()) for column in columns if column is not None)
+        worth = measured > 1_000
+        error = np.median(predicted[worth] / measured[worth] - 1.0) if 2 * worth.sum() > len(worth) else None
+        lines.append(
+            BudgetLine(
+                name,
+                float(measured.sum()) / 1e9,
+                float(predicted.sum()) / 1e9,
+                played / 1e9,
+                None if error is None else float(error),
+                float(predicted.sum() - measured.sum()) / total,
+            )
+        )
+    return ErrorBudget(
+        tuple(sorted(lines, key=lambda line: -abs(line.share_of_error))),
+        total / 1e9,
+        sum(line.priced_s for line in lines),
+        sum(line.simulated_s for line in lines),
+        len(samples),
+        simulated.num_steps,
+    )
+
+
+def _sum(times: dict[Term, np.ndarray[Any, Any]], terms: Sequence[Term]) -> np.ndarray[Any, Any]:
+    return np.asarray(np.sum([times[term] for term in terms], axis=0))
