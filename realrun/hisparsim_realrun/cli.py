@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .options import RunOptions
 
 
+app = typer.Typer(help="Execute the simulator's plans on real memory.", no_args_is_help=True)
+
+
+@app.command()
 def realrun(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace file, or a bundled trace's name.")],
     scenario: Annotated[Path | None, typer.Option(help="Scenario file (TOML).")] = None,
@@ -52,26 +56,28 @@ def realrun(
     if num_ranks > 1 and int(os.environ["RANK"]) > 0:
         _following(lambda: follow(options))
         return
-    if out is not None:
-        refuse_existing(out)
-    settings = list(overrides or [])
-    if policy is not None:
-        settings.append(f"policy.name={policy}")
-    if limit is not None:
-        settings.append(f"workload.limit={limit}")
-    with tempfile.TemporaryDirectory(prefix="hisparsim-slice-") as folder:
-        chosen = sliced_scenario(Scenario.load(scenario, settings), layers, experts, Path(folder))
-        loaded = load(trace, limit=chosen.workload.limit)
-        crew = Leader(options) if num_ranks > 1 else None
-        try:
+    crew = Leader(options) if num_ranks > 1 else None
+    try:
+        if out is not None:
+            refuse_existing(out)
+        settings = list(overrides or [])
+        settings += [f"policy.name={policy}"] if policy is not None else []
+        settings += [f"workload.limit={limit}"] if limit is not None else []
+        with tempfile.TemporaryDirectory(prefix="hisparsim-slice-") as folder:
+            chosen = sliced_scenario(Scenario.load(scenario, settings), layers, experts, Path(folder))
+            loaded = load(trace, limit=chosen.workload.limit)
             _show(run_real(chosen, loaded, options, crew=crew), out, as_json)
-        except RunDied as death:
-            if death.run is not None:
-                _show(death.run, out, as_json)
-            typer.echo(f"hisparsim realrun: the run died: {death}", err=True)
-            raise typer.Exit(EXIT_DIED) from None
+    except RunDied as death:
+        if death.run is not None:
+            _show(death.run, out, as_json)
+        typer.echo(f"hisparsim realrun: the run died: {death}", err=True)
+        raise typer.Exit(EXIT_DIED) from None
+    finally:
+        if crew is not None:
+            crew.close()
 
 
+@app.command("replay-log")
 def replay_log(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a real run.")],
 ) -> None:

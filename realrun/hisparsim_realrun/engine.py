@@ -77,7 +77,18 @@ def run_real(
         RunDied: the run ended early; ``run`` of the error holds what was measured.
         Wedged: requests wait for memory that nothing will free.
     """
-    options = options or RunOptions()
+    crew = crew or Solo(options or RunOptions())
+    try:
+        engine = _engine(scenario, trace, options or RunOptions(), crew, progress)
+        return _serve(engine)
+    finally:
+        crew.close()
+
+
+def _engine(
+    scenario: Scenario, trace: Trace, options: RunOptions, crew: Crew, progress: Progress | None
+) -> Engine:
+    """Change: the loop, ready to serve, with pools and weights allocated on every rank."""
     workload = scenario.workload
     if workload.limit is not None:
         trace = trace.head(workload.limit)
@@ -90,9 +101,11 @@ def run_real(
     policy = kind(limits, **scenario.policy.options)
     profile = load_profile(scenario.locality.profile, model.index_top_k)
     plan = blueprint(model, scenario.row_format, limits, policy, profile, options, scenario.seed)
-    crew = crew or Solo(options)
     crew.build(plan)
-    engine = Engine(scenario, setup, trace, ServingCore(limits, policy), crew, policy, progress)
+    return Engine(scenario, setup, trace, ServingCore(limits, policy), crew, policy, progress)
+
+
+def _serve(engine: Engine) -> RealRun:
     try:
         return engine.serve()
     except RunDied as death:
@@ -102,8 +115,6 @@ def run_real(
         death = RunDied(f"memory ran out: {error}")
         death.run = engine.finish()
         raise death from error
-    finally:
-        crew.close()
 
 
 @dataclass

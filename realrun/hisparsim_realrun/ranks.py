@@ -202,7 +202,7 @@ class Leader(_Member):
         self._executor: Executor | None = None
         self._specs: list[RequestSpec] = []
         self._work: StepWork | None = None
-        self._lost = False
+        self._over = False
 
     @property
     def _own(self) -> Executor:
@@ -240,7 +240,7 @@ class Leader(_Member):
         try:
             self.send(message)
         except RunDied:
-            self._lost = True
+            self._over = True
             raise
 
     def wait(self) -> StepOutput:
@@ -248,7 +248,7 @@ class Leader(_Member):
         try:
             return self._own.run(self._work)
         except RunDied:
-            self._lost = True
+            self._over = True
             raise
 
     def describe(self) -> str:
@@ -257,10 +257,12 @@ class Leader(_Member):
     def close(self) -> None:
         if self._executor is not None:
             self._executor.copies.close()
-        if not self._lost:
+        if not self._over:
+            self._over = True
             with suppress(RunDied):
                 self.send(_Message((), None))
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def follow(options: RunOptions) -> None:
@@ -270,8 +272,11 @@ def follow(options: RunOptions) -> None:
         RunDied: rank 0 or another rank is gone, or this rank cannot go on.
     """
     member = _Member(options)
-    plan, path = member.send(None)
-    executor = member.executor(plan, path)
+    first = member.send(None)
+    if isinstance(first, _Message):  # the scenario could not be run
+        dist.destroy_process_group()
+        return
+    executor = member.executor(*first)
     member.send(None)
     while True:
         message: _Message = member.send(None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hisparsim.results.directory import read_description, write_run
@@ -20,6 +21,7 @@ from .inputs import read_inputs, redrive, write_inputs
 
 INPUTS_FILE = "inputs.parquet"
 DECISIONS_FILE = "decisions.parquet"
+ANSWERS_FILE = "answers.parquet"
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,24 @@ class ReplayVerdict:
 
 
 def write_real_run(run: RealRun, directory: Path) -> None:
-    """Change: a run directory with ``inputs.parquet`` and ``decisions.parquet`` beside the usual files.
+    """Change: a run directory; beside the usual files ``inputs``, ``decisions`` and ``answers.parquet``.
 
     Raises:
         RunDirectoryError: the directory exists already.
     """
     write_run(run.result, directory, decisions=decision_columns(run.decisions))
     write_inputs(directory / INPUTS_FILE, run.inputs)
+    rows = [
+        (request_id, index, token)
+        for request_id, tokens in sorted(run.answers.items())
+        for index, token in enumerate(tokens)
+    ]
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    table = {
+        name: pa.array(column, pa.int64())
+        for name, column in zip(("request_id", "index", "token"), columns, strict=True)
+    }
+    pq.write_table(pa.table(table), directory / ANSWERS_FILE, compression="zstd")
 
 
 def replay_log(directory: Path) -> ReplayVerdict:

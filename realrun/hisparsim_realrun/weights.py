@@ -1,9 +1,8 @@
 """Seeded random weights of true shapes, cut into the shards of one rank.
 
 A *shard* is the unit of tensor parallelism: a share of the heads, of the MLPs' inner columns and of the
-experts. A rank holds consecutive shards; the sum over shards is taken in ascending order. Weights depend on
-the seed, the tensor's name and the shard alone, so that one rank with two shards and two ranks with one each
-hold the same numbers.
+experts. A rank holds consecutive shards; the sum over shards is taken in ascending order. A tensor depends on
+the seed and its name alone and is cut afterwards, so that the model is the same whatever the shards.
 """
 
 from __future__ import annotations
@@ -126,35 +125,58 @@ def _layer(model: ModelSpec, layer: int, num_shards: int, own_shards: range, mak
         )
     is_moe = layer >= model.num_dense_layers
     router = make(f"{layer}/router", hidden, model.num_routed_experts, fan_in=hidden) if is_moe else None
+    whole = _whole(model, layer, make)
     return LayerWeights(
         make(f"{layer}/q_down", hidden, q_rank, fan_in=hidden),
         make(f"{layer}/kv_down", hidden, model.latent_size, fan_in=hidden),
         index,
         router,
-        tuple(_shard(model, layer, shard, num_shards, make) for shard in own_shards),
+        tuple(_cut(whole, model, layer, shard, num_shards, make) for shard in own_shards),
     )
 
 
-def _shard(model: ModelSpec, layer: int, shard: int, num_shards: int, make: Maker) -> ShardWeights:
-    heads = model.num_heads // num_shards
-    name = f"{layer}/{shard}of{num_shards}"
-    latent, value = model.kv_lora_rank, model.v_head_dim
-    is_moe = layer >= model.num_dense_layers
-    inner = model.moe_intermediate_size * model.num_shared_experts if is_moe else model.dense_intermediate_size
-    experts: list[tuple[int, Mlp]] = []
-    if is_moe:
-        count = model.num_routed_experts
-        for expert in range(shard * count // num_shards, (shard + 1) * count // num_shards):
-            weights = _mlp(make, f"{layer}/expert{expert}", model.hidden_size, model.moe_intermediate_size)
-            experts.append((expert, weights))
-    own = (shard + 1) * inner // num_shards - shard * inner // num_shards
+def _whole(model: ModelSpec, layer: int, make: Maker) -> ShardWeights:
+    """The layer uncut, without its routed experts."""
+    heads, latent, value = model.num_heads, model.kv_lora_rank, model.v_head_dim
+    inner = model.moe_intermediate_size * model.num_shared_experts
+    if layer < model.num_dense_layers:
+        inner = model.dense_intermediate_size
     return ShardWeights(
-        make(f"{name}/q_up", model.q_lora_rank, heads * model.qk_head_dim, fan_in=model.q_lora_rank),
-        make(f"{name}/k_absorb", heads, model.qk_nope_head_dim, latent, fan_in=model.qk_nope_head_dim),
-        make(f"{name}/v_up", heads, latent, value, fan_in=latent),
-        make(f"{name}/out", heads * value, model.hidden_size, fan_in=model.num_heads * value),
-        _mlp(make, f"{name}/mlp", model.hidden_size, own),
-        tuple(experts),
+        make(f"{layer}/q_up", model.q_lora_rank, heads * model.qk_head_dim, fan_in=model.q_lora_rank),
+        make(f"{layer}/k_absorb", heads, model.qk_nope_head_dim, latent, fan_in=model.qk_nope_head_dim),
+        make(f"{layer}/v_up", heads, latent, value, fan_in=latent),
+        make(f"{layer}/out", heads * value, model.hidden_size, fan_in=heads * value),
+        _mlp(make, f"{layer}/mlp", model.hidden_size, inner),
+        (),
+    )
+
+
+def _cut(
+    whole: ShardWeights, model: ModelSpec, layer: int, shard: int, num_shards: int, make: Maker
+) -> ShardWeights:
+    """One shard's heads, inner columns and experts."""
+
+    def share(size: int) -> slice:
+        return slice(shard * size // num_shards, (shard + 1) * size // num_shards)
+
+    heads = share(model.num_heads)
+    inner = whole.mlp.down.shape[0]
+    columns = share(inner)
+    gate, up = whole.mlp.gate_up[:, columns], whole.mlp.gate_up[:, inner:][:, columns]
+    queries = slice(heads.start * model.qk_head_dim, heads.stop * model.qk_head_dim)
+    values = slice(heads.start * model.v_head_dim, heads.stop * model.v_head_dim)
+    experts = range(0)
+    if layer >= model.num_dense_layers:
+        numbers = share(model.num_routed_experts)
+        experts = range(numbers.start, numbers.stop)
+    hidden, width = model.hidden_size, model.moe_intermediate_size
+    return ShardWeights(
+        whole.q_up[:, queries].contiguous(),
+        whole.k_absorb[heads].contiguous(),
+        whole.v_up[heads].contiguous(),
+        whole.out[values].contiguous(),
+        Mlp(torch.cat([gate, up], 1), whole.mlp.down[columns].contiguous()),
+        tuple((expert, _mlp(make, f"{layer}/expert{expert}", hidden, width)) for expert in experts),
     )
 
 
