@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,16 +119,16 @@ def test_two_million_rows_take_little_memory_and_time(tmp_path: Path) -> None:
         "import resource, sys; from hisparsim_traces.statistics import file_info;"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
         "rows = file_info(sys.argv[1])['rows_read'];"
-        "print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
+        "used = resource.getrusage(resource.RUSAGE_SELF);"
+        "print(rows, (used.ru_maxrss - before) // 1024, used.ru_utime + used.ru_stime)"
     )
-    start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
     )
-    rows, mib = map(int, done.stdout.split())
+    rows, mib, cpu_s = map(float, done.stdout.split())
     assert rows == 2_000_000
     assert mib < 300
-    assert rows / (time.perf_counter() - start) > 200_000
+    assert rows / cpu_s > 200_000  # processor time, imports included: the clock on the wall counts neighbours
 
 
 def test_a_limit_reads_no_further(tmp_path: Path) -> None:
