@@ -49,7 +49,8 @@ class RunTotals:
 
     def add_completion(self, _plan: StepPlan, completion: Completion) -> None:
         """Change: count the tokens that a step produced."""
-        self._sums["output_tokens"] += sum(tokens for _, tokens in completion.tokens)
+        listed = sum(tokens for _, tokens in completion.listed)
+        self._sums["output_tokens"] += len(completion.steady) + listed
 
     def beside(self, logged: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         """Query: total -> (logged, own), for the totals that the log has and this run counts."""

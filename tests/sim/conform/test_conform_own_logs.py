@@ -12,7 +12,7 @@ from hisparsim.conform.workload import LogError, find_logs, read_log
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": (workload(), config(True)),
     "sync": (workload(**{"async": False, "done_lag": 1}), config(True)),
-    "slow-copies": (workload(enq_lag=2, done_lag=6, osl=69), config(True)),
+    "slow-copies": (workload(enq_lag=2, done_lag=6, osl=70), config(True)),
     "small-host": (workload(osl=90), config(True, host_blocks=45)),
     "turns": (workload(turns=3, first=500, later=100, osl=30), config(True)),
     "turns-loaded": (
