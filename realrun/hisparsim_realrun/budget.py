@@ -56,11 +56,11 @@ class ErrorBudget:
 
     def sentence(self) -> str:
         """Query: the budget in one line for people."""
-        worst = self.worst
+        worst, whole_s = self.worst, self.measured_s
         return (
-            f"steps priced {self.priced_s / self.measured_s - 1:+.1%}, simulated "
-            f"{self.simulated_s / self.measured_s - 1:+.1%} of the measured {self.measured_s:.2f} s; most from "
-            f"{worst.part} ({worst.share_of_error:+.1%})"
+            f"of {whole_s:.2f} s measured: the same steps priced {self.priced_s / whole_s - 1:+.1%}, the "
+            f"simulation's {self.simulated_s / whole_s - 1:+.1%}; most from {worst.part} "
+            f"({worst.share_of_error:+.1%})"
         )
 
     def as_json(self) -> dict[str, Any]:

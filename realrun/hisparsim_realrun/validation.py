@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +32,6 @@ from .bootstrap import (
 from .budget import ErrorBudget, error_budget
 from .calibration_probe import run_listening
 from .engine import RealRun
-from .errors import RealRunError
 from .options import RunOptions
 from .validation_workloads import NUM_REQUESTS, Workload
 
@@ -266,14 +265,6 @@ def capacity_per_s(scenario: Scenario, workload: Workload) -> float:
     return compute_metrics(simulate(closed, trace)).request_per_s
 
 
-def require_same_requests(simulated: RunResult, measured: RunResult) -> None:
-    """Raise RealRunError where two runs are not of the same workload."""
-    if simulated.trace.get("sha256") != measured.trace.get("sha256"):
-        raise RealRunError(
-            f"the runs replay different traces: {simulated.trace.get('name')} and {measured.trace.get('name')}"
-        )
-
-
 def with_calibration(scenario: Scenario, file: str) -> Scenario:
     """Query: the scenario priced by a calibration file."""
     return scenario.with_overrides([f"cost.source=calibration:{file}"])
@@ -331,11 +322,3 @@ def _metric_names(flat: Mapping[str, Any]) -> Iterable[str]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def quick(workloads: Sequence[Workload], num_requests: int) -> tuple[Workload, ...]:
-    """Query: the same workloads cut to their first requests."""
-    return tuple(
-        replace(workload, make=lambda rate, make=workload.make: make(rate).head(num_requests))  # type: ignore[misc]
-        for workload in workloads
-    )
