@@ -29,6 +29,8 @@ COMMANDS = MappingProxyType(
         "sweep": ("hisparsim.cli.sweep:sweep", "Many scenarios: policies, sizes, limits, rates; resumable."),
         "goodput": ("hisparsim.cli.goodput:goodput", "The highest load each policy sustains under an SLO."),
         "recommend": ("hisparsim.cli.recommend:recommend", "A configuration for a trace, with engine flags."),
+        "calibrate": ("hisparsim.cli.calibrate:calibrate", "Measure this machine's step times and links."),
+        "validate": ("hisparsim.cli.validate:validate", "Simulated against measured on this machine."),
         "kernels": ("hisparsim_kernels.cli:app", "Compile and measure the Triton kernels."),
     }
 )
