@@ -57,6 +57,8 @@ def test_info_prints_the_agreed_keys(burst: Path) -> None:
         assert key in info
     assert set(info["input_tokens"]) >= {"p50", "p90", "p99", "max"}
     assert "100 read, 85 kept; 15 zero output tokens" in run("info", str(burst))
+    start = json.loads(run("info", str(burst), "--json", "--limit", "12"))
+    assert (start["num_requests"], start["rows_read"], start["rows_kept"]) == (12, 14, 12)
 
 
 def test_info_of_a_bundled_trace_shows_reuse_and_draws_figures(tmp_path: Path) -> None:

@@ -127,9 +127,10 @@ def _write(trace: Any, out: Path, to: Target | None) -> None:
     finally:
         partial.unlink(missing_ok=True)
     dropped = ", ".join(f"{count} {reason}" for reason, count in trace.loading.rows_dropped.items())
-    typer.echo(
-        f"{out}: {trace.num_requests} requests" + (f"; left out: {dropped}" if dropped else ""), err=True
-    )
+    said = f"{out}: {trace.num_requests} requests" + (f"; left out: {dropped}" if dropped else "")
+    if to is Target.MOONCAKE and trace.kind is not None:
+        said += "; kinds are not written (Parquet keeps them)"
+    typer.echo(said, err=True)
 
 
 @app.command()

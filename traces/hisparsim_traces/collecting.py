@@ -12,6 +12,7 @@ import numpy as np
 from .blocks import BlockColumns, fit_block_counts, intern_blocks
 from .errors import TraceError
 from .files import sha256_of
+from .kinds import joined as joined_kinds
 from .rows import NO_STAMP, Chunk, Format, Rejected
 from .selecting import renumber
 from .trace import Floats, Ints, LoadReport, Trace, no_blocks, offered
@@ -72,6 +73,7 @@ class Collected:
             [np.zeros(0), *(np.full(len(c), np.nan) if c.think_s is None else c.think_s for c in chunks)]
         )
         blocks = self._blocks(chosen, inputs, line)
+        kinds = joined_kinds((c.kind, len(c)) for c in chunks)
 
         key = sort_keys(time_ns, parent)
         order = np.argsort(key, kind="stable")
@@ -101,6 +103,7 @@ class Collected:
             block_offsets=offsets,
             block_ids=ids,
             source_line=line[order] % PER_FILE,
+            kind=None if kinds is None else kinds.take(order),
             loading=LoadReport(
                 rows_read=n + sum(self.dropped.values()),
                 rows_kept=n,

@@ -18,6 +18,9 @@ ZeroTokens = Literal["drop", "error", "keep"]
 OverLong = Literal["reject", "skip", "truncate", "skip-session"]
 
 
+ZERO_REASONS = ("zero input and output tokens", "zero input tokens", "zero output tokens")
+
+
 def is_zero(input_tokens: Ints, output_tokens: Ints) -> NDArray[np.bool_]:
     """Rows without a prompt or without an output. [n]"""
     return np.asarray((input_tokens == 0) | (output_tokens == 0))
@@ -26,12 +29,10 @@ def is_zero(input_tokens: Ints, output_tokens: Ints) -> NDArray[np.bool_]:
 def zero_rows(input_tokens: Ints, output_tokens: Ints) -> dict[str, Ints]:
     """The rows without a prompt, an output or both, by reason; reasons without rows are left out."""
     no_input, no_output = input_tokens == 0, output_tokens == 0
-    reasons = {
-        "zero input and output tokens": no_input & no_output,
-        "zero input tokens": no_input & ~no_output,
-        "zero output tokens": ~no_input & no_output,
+    masks = (no_input & no_output, no_input & ~no_output, ~no_input & no_output)
+    return {
+        reason: np.flatnonzero(rows) for reason, rows in zip(ZERO_REASONS, masks, strict=True) if rows.any()
     }
-    return {reason: np.flatnonzero(rows) for reason, rows in reasons.items() if rows.any()}
 
 
 def apply_over_long(

@@ -50,6 +50,10 @@ def print_info(about: dict[str, Any]) -> None:
         "burstiness", ", ".join(f"{window} {_figure(value)}" for window, value in about["burstiness"].items())
     )
     line("sessions", _figure(about["num_sessions"]))
+    if about["kinds"] is not None:
+        without = about["num_requests"] - sum(about["kinds"].values())
+        counted = [f"{name} {count:,}" for name, count in about["kinds"].items()]
+        line("kinds", ", ".join([*counted, *([f"none {without:,}"] if without else [])]))
     if about["block_tokens"] is not None:
         line("blocks", f"{about['block_tokens']} tokens, ideal reuse {about['ideal_block_reuse']:.2%}")
     line("ideal token reuse", f"{about['ideal_token_reuse']:.2%}")
@@ -79,6 +83,7 @@ def rows_of(trace: Trace) -> list[dict[str, Any]]:
             "think_s": seconds(float(trace.think_s[row])),
             "shared_prefix_tokens": int(trace.shared_prefix_tokens[row]),
             "num_blocks": len(trace.blocks(row)),
+            "kind": None if trace.kind is None else trace.kind.of(row),
         }
         for row in range(trace.num_requests)
     ]

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .kinds import KindBook, Kinds
 from .trace import Floats, Ints
 
 NO_STAMP = np.iinfo(np.int64).min
@@ -53,6 +54,7 @@ class Chunk:
     num_blank: int = 0
     notes: tuple[str, ...] = ()
     block_tokens: int | None = None
+    kind: Kinds | None = None
 
     def __len__(self) -> int:
         return len(self.line)
@@ -76,6 +78,7 @@ class Chunk:
             shared_prefix_tokens=None if self.shared_prefix_tokens is None else self.shared_prefix_tokens[:n],
             block_counts=None if self.block_counts is None else self.block_counts[:n],
             block_ids=None if self.block_ids is None else self.block_ids[:blocks],
+            kind=None if self.kind is None else self.kind.take(slice(0, n)),
             rejected=[r for r in self.rejected if r.line <= last],
             changed=[r for r in self.changed if r.line <= last],
         )
@@ -175,10 +178,11 @@ class BadRow(Exception):
 class Builder:
     """Collects rows one by one for readers that cannot work on columns."""
 
-    def __init__(self, *, blocks: bool = False, sessions: bool = False) -> None:
+    def __init__(self, *, blocks: bool = False, sessions: bool = False, kinds: bool = False) -> None:
         self.num_rows = 0  # of the whole file
         self._blocks = blocks
         self._sessions = sessions
+        self._kinds = KindBook() if kinds else None
         self._clear()
 
     def _clear(self) -> None:
@@ -191,6 +195,7 @@ class Builder:
         self.parent: list[int] = []
         self.think_s: list[float] = []
         self.shared: list[int] = []
+        self.kind: array[int] = array("h")
         self.block_counts: list[int] = []
         self.block_ids: array[int] = array("Q")
         self.rejected: list[Rejected] = []
@@ -213,6 +218,7 @@ class Builder:
         parent: int = -1,
         think_s: float = float("nan"),
         shared: int = 0,
+        kind: object = None,
     ) -> int:
         """Append a row and return its number within the file. On a bad id raises BadRow and adds nothing."""
         if self._blocks:
@@ -233,6 +239,8 @@ class Builder:
             self.parent.append(parent)
             self.think_s.append(think_s)
             self.shared.append(shared)
+        if self._kinds is not None:
+            self.kind.append(self._kinds.code(kind))
         self.num_rows += 1
         return self.num_rows - 1
 
@@ -264,5 +272,7 @@ class Builder:
         if self._blocks:
             chunk.block_counts = np.array(self.block_counts, np.int64)
             chunk.block_ids = np.frombuffer(self.block_ids.tobytes(), np.uint64)
+        if self._kinds is not None:
+            chunk.kind = self._kinds.kinds(np.frombuffer(self.kind.tobytes(), np.int16))
         self._clear()
         return chunk

@@ -77,6 +77,7 @@ def select_rows(trace: Trace, rows: Rows) -> Trace:
         block_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         block_ids=renumber(trace.block_ids[gather_ranges(starts, lengths)]),
         source_line=trace.source_line[index],
+        kind=None if trace.kind is None else trace.kind.take(index),
         loading=_narrowed(trace.loading, n - len(index)),
     )
     roots = arrival[parent < 0]
@@ -113,6 +114,7 @@ def reordered(trace: Trace, order: Ints) -> Trace:
         block_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         block_ids=renumber(trace.block_ids[gather_ranges(starts, counts)]),
         source_line=trace.source_line[order],
+        kind=None if trace.kind is None else trace.kind.take(order),
     )
 
 
@@ -138,6 +140,11 @@ def check_trace(trace: Trace, allow_zero_tokens: bool = False) -> None:
     )
     require(trace.loading.rows_kept == n, f"the report keeps {trace.loading.rows_kept} rows, the trace {n}")
     require(len(trace.block_offsets) == n + 1, "block_offsets has n + 1 entries")
+    if trace.kind is not None:
+        names, codes = trace.kind.names, trace.kind.codes
+        require(len(codes) == n, f"kind has {len(codes)} rows, not {n}")
+        require(((codes >= -1) & (codes < len(names))).all(), "a kind's code is -1 or has a name")
+        require(all(names) and len(set(names)) == len(names), "kinds have distinct names")
     least = 0 if allow_zero_tokens else 1
     require((trace.input_tokens >= least).all(), f"input_tokens >= {least}")
     require((trace.output_tokens >= least).all(), f"output_tokens >= {least}")

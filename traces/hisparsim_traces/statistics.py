@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .policies import ZERO_REASONS
 from .reuse import StackDistances, ideal_reuse, stack_distances
 from .trace import Floats, Ints, Trace
 
@@ -51,7 +52,11 @@ def file_info(
             return stream_info(
                 path, chosen, **{k: v for k, v in options.items() if k not in ("format", "limit")}
             )
-    recorded = load(source, zero_tokens="keep", **options)
+    limit = options.pop("limit", None)
+    if limit is not None:  # so many kept ones, and the rows without tokens among them
+        first = load(source, limit=limit, **options)
+        limit = first.num_requests + sum(first.loading.rows_dropped.get(reason, 0) for reason in ZERO_REASONS)
+    recorded = load(source, zero_tokens="keep", limit=limit, **options)
     kept = apply_zero_tokens(recorded, "drop", bool(options.get("strict")), path)
     return trace_info(recorded, kept, reuse_sample=reuse_sample)
 
@@ -87,6 +92,7 @@ def trace_info(recorded: Trace, kept: Trace | None = None, *, reuse_sample: floa
         "ideal_block_reuse": reuse.blocks,
         "ideal_token_reuse": reuse.tokens,
         "num_sessions": kept.num_sessions,
+        "kinds": None if kept.kind is None else kept.kind.counts(),
         "input_tokens": lengths(kept.input_tokens),
         "output_tokens": lengths(kept.output_tokens),
         "share_above": {mark: float((context > limit).mean()) for mark, limit in CONTEXT_MARKS.items()},

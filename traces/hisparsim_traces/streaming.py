@@ -15,6 +15,7 @@ import numpy as np
 
 from .errors import TraceError
 from .files import sha256_of
+from .kinds import most_first
 from .loading import read_chunks
 from .policies import is_zero, zero_rows
 from .reuse_stream import StreamedReuse
@@ -78,6 +79,7 @@ def stream_info(
         "ideal_block_reuse": reuse.num_hits / reuse.num_blocks if reuse.num_blocks else None,
         "ideal_token_reuse": (reuse.hit_tokens if reuse.num_blocks else sums.shared) / max(sums.sum_input, 1),
         "num_sessions": sums.sessions.num_seen,
+        "kinds": most_first(sums.kinds.items()) or None,
         "input_tokens": sums.inputs.lengths(),
         "output_tokens": sums.outputs.lengths(),
         "share_above": {mark: count / sums.inputs.total for mark, count in sums.above.items()},
@@ -104,6 +106,7 @@ class _Sums:
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
     above: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTEXT_MARKS, 0)))
+    kinds: Counter[str] = field(default_factory=Counter)
     notes: dict[str, None] = field(default_factory=dict)
     num_rows: int = 0
     num_rejected: int = 0
@@ -152,6 +155,9 @@ class _Sums:
             self.above[mark] += int((inputs + outputs > limit).sum())
         if chunk.session is not None:
             self.sessions.add(chunk.session[~zero])
+        if chunk.kind is not None:
+            kept = chunk.kind.take(~zero)
+            self.kinds.update({} if kept is None else kept.counts())
         self.kept.add(chunk.time_ns[stamped & ~zero])
         if not self.inversions:
             self.recorded.add(stamps)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import TraceError
+from .kinds import Kinds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,6 +72,7 @@ class Trace:
         block_ids: dense ids; equal id means equal content after an equal prefix.
         source_line: [n] 1-based line or record number.
         loading: what was read, dropped and changed.
+        kind: what kind of request each row is, in the source's words; None where the source has none.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Trace:
     block_ids: Ints
     source_line: Ints
     loading: LoadReport
+    kind: Kinds | None = None
 
     @property
     def num_requests(self) -> int:
@@ -175,4 +178,6 @@ def columns_sha256(trace: Trace) -> str:
         trace.block_ids,
     ):
         digest.update(np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<")).tobytes())
+    if trace.kind is not None:
+        digest.update("\n".join(trace.kind.names).encode() + trace.kind.codes.astype("<i2").tobytes())
     return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 `input_length` is the whole prompt (history included). `parent_chat_id` is the turn before, -1 for none; a
 parent outside the file (a slice) leaves its turn an arrival of its own. No service times, so think times
-are unknown.
+are unknown. `type` (text, search, image, ...) is the kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEEDED = {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_len
 
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
-    builder = Builder(blocks=True, sessions=True)
+    builder = Builder(blocks=True, sessions=True, kinds=True)
     known: dict[object, tuple[int, int, int]] = {}  # chat_id -> (session, turn, row)
     num_sessions = 0
     missing_parents = 0
@@ -42,7 +42,7 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
             session, turn, parent = num_sessions, 0, -1
         else:
             session, turn, parent = before[0], before[1] + 1, before[2]
-        at = builder.add(line, *values, session=session, turn=turn, parent=parent)
+        at = builder.add(line, *values, session=session, turn=turn, parent=parent, kind=obj.get("type"))
         num_sessions += before is None
         known[chat] = (session, turn, at)
 

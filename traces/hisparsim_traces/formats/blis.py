@@ -2,7 +2,7 @@
 
 `arrival_time_us` counts from the run's start; `send_time_us` may be epoch time and is not used. Rows whose
 status is not ok failed and are dropped by name. Later rounds of a session wait for the round before; think
-times are counted from the last chunk where one is recorded on the arrivals' clock.
+times are not recorded on the arrivals' clock and unknown. `slo_class` is the kind.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..csvcolumns import csv_batches, number_column_ns, token_column, usable
 from ..errors import TraceError
+from ..kinds import KindBook
 from ..rows import Chunk, Format, Head, Options, Rejected
 from .sessions import LastTurn, SessionBook
 
@@ -21,7 +22,7 @@ _COLUMNS = ("arrival_time_us", "input_tokens", "output_tokens")
 
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
-    book = SessionBook()
+    book, kinds = SessionBook(), KindBook()
     for batch in csv_batches(path):
         missing = [name for name in _COLUMNS if name not in batch.columns]
         if missing:
@@ -49,6 +50,7 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
             session=np.full(n, -1, np.int64),
             turn=np.zeros(n, np.int64),
             parent=np.full(n, -1, np.int64),
+            kind=kinds.of_rows(batch.columns.get("slo_class"), good),
         )
         if "session_id" in batch.columns:
             names = np.asarray(batch.columns["session_id"].to_numpy(zero_copy_only=False))[good]

@@ -2,7 +2,7 @@
 
 Stamps are seconds; part 3 writes them as whole floats from an origin 225 days earlier. Rows with 0/0 tokens
 are failed requests. A blank session is none. Follow-ups shorter than their history had it cut, so they
-share nothing.
+share nothing. `Log Type` (conversation or API) is the kind.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import numpy as np
 
 from ..csvcolumns import Batch, Bools, csv_batches, number_column_ns, token_column, usable
 from ..errors import TraceError
+from ..kinds import KindBook
 from ..rows import Chunk, Format, Head, Options, Rejected
 from ..trace import Floats, Ints
 from .sessions import LastTurn, SessionBook
 
 _COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-_SESSION, _ELAPSED = "Session ID", "Elapsed time"
+_SESSION, _ELAPSED, _KIND = "Session ID", "Elapsed time", "Log Type"
 _CUT = "follow-ups shorter than their history are taken to share none of it"
 
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
-    book = SessionBook()
+    book, kinds = SessionBook(), KindBook()
     for batch in csv_batches(path):
         missing = [name for name in _COLUMNS if name not in batch.columns]
         if missing:
@@ -44,6 +45,7 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
             output_tokens=made.values[good],
             rejected=batch.rejected,
             num_blank=batch.num_blank,
+            kind=kinds.of_rows(batch.columns.get(_KIND), good),
         )
         if _SESSION in batch.columns:
             _link(book, batch, good, chunk)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
+from ..kinds import KindBook
 from ..rows import MAX_TOKENS, NO_STAMP, Chunk, Format, Head, Options
 from ..trace import Trace
 
@@ -39,6 +40,9 @@ def write(trace: Trace, path: Path) -> None:
     }
     if trace.block_tokens is not None:
         columns["block_ids"] = pa.LargeListArray.from_arrays(trace.block_offsets, pa.array(trace.block_ids))
+    if trace.kind is not None:
+        codes = pa.array(trace.kind.codes, mask=trace.kind.codes < 0)
+        columns["kind"] = pa.DictionaryArray.from_arrays(codes, pa.array(trace.kind.names, pa.string()))
     about = {
         "version": VERSION,
         "name": trace.name,
@@ -60,9 +64,9 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
         if type(about) is not dict or about.get("version") != VERSION:
             raise TraceError(f"is not a hisparsim trace of version {VERSION}: convert it again", path=path)
         block_tokens = about.get("block_tokens")
-        line = 1
+        line, kinds = 1, KindBook()
         for batch in file.iter_batches(batch_size=_ROWS_A_GROUP):
-            yield _chunk(batch, line, block_tokens)
+            yield _chunk(batch, line, block_tokens, kinds)
             line += batch.num_rows
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         if isinstance(error, TraceError):
@@ -70,7 +74,8 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
         raise TraceError(f"is not a readable hisparsim trace ({str(error)[:160]})", path=path) from error
 
 
-def _chunk(batch: Any, line: int, block_tokens: int | None) -> Chunk:
+def _chunk(batch: Any, line: int, block_tokens: int | None, kinds: KindBook) -> Chunk:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     def whole(name: str, null: int | None = None) -> Any:
@@ -106,6 +111,9 @@ def _chunk(batch: Any, line: int, block_tokens: int | None) -> Chunk:
     ):
         if wrong.any():
             raise ValueError(f"row {line + int(np.flatnonzero(wrong)[0])} breaks the rule of {name}")
+    if "kind" in batch.schema.names:
+        names = pc.cast(batch.column("kind"), pa.string())
+        chunk.kind = kinds.of_rows(names, np.ones(batch.num_rows, bool))
     if block_tokens is not None:
         lists = batch.column("block_ids")
         chunk.block_counts = np.asarray(pc.list_value_length(lists), dtype=np.int64)

@@ -1,8 +1,8 @@
 """Your own CSV, JSON lines or Parquet: any column names, any usual unit, told by a map.
 
 The map goes from a field to "column" or "column:unit". Fields: arrival (units s, ms, us, ns, datetime; s
-unless told), input_tokens and output_tokens (both needed), session. Without an arrival all requests wait
-from time 0.
+unless told), input_tokens and output_tokens (both needed), session, kind. Without an arrival all requests
+wait from time 0.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ..csvcolumns import (
 )
 from ..errors import TraceError
 from ..jsonl import NS_PER, Row, read_jsonl, stamp_ns, tokens
+from ..kinds import KindBook
 from ..rows import Builder, Chunk, Format, Head, Options
 from .sessions import LastTurn, SessionBook
 
 DEFAULT_MAP = {"arrival": "arrival_s", "input_tokens": "input_tokens", "output_tokens": "output_tokens"}
-_FIELDS = ("arrival", "input_tokens", "output_tokens", "session")
+_FIELDS = ("arrival", "input_tokens", "output_tokens", "session", "kind")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ColumnMap:
     input_tokens: str
     output_tokens: str
     session: str | None
+    kind: str | None
     unit: str
 
     @classmethod
@@ -55,7 +57,20 @@ class ColumnMap:
             arrival, unit = arrival.rsplit(":", 1)
         if unit not in (*NS_PER, "datetime"):
             raise TraceError(f"unit {unit!r} of arrival: one of {', '.join(NS_PER)}, datetime")
-        return cls(arrival, columns["input_tokens"], columns["output_tokens"], columns.get("session"), unit)
+        return cls(
+            arrival,
+            columns["input_tokens"],
+            columns["output_tokens"],
+            columns.get("session"),
+            columns.get("kind"),
+            unit,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that must be there."""
+        every = (self.arrival, self.input_tokens, self.output_tokens, self.session, self.kind)
+        return [name for name in every if name is not None]
 
 
 def read_csv(path: Path, options: Options) -> Iterator[Chunk]:
@@ -72,7 +87,7 @@ def _parquet_batches(path: Path, columns: ColumnMap) -> Iterator[Batch]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    wanted = [c for c in (columns.arrival, columns.input_tokens, columns.output_tokens, columns.session) if c]
+    wanted = list(dict.fromkeys(columns.names))
     try:
         file = pq.ParquetFile(path)
         missing = [name for name in wanted if name not in file.schema_arrow.names]
@@ -92,10 +107,10 @@ def _parquet_batches(path: Path, columns: ColumnMap) -> Iterator[Batch]:
 
 
 def _chunks(batches: Iterator[Batch], path: Path, columns: ColumnMap) -> Iterator[Chunk]:
-    book = SessionBook()
+    book, kinds = SessionBook(), KindBook()
     for batch in batches:
-        for name in (columns.arrival, columns.input_tokens, columns.output_tokens, columns.session):
-            if name is not None and name not in batch.columns:
+        for name in columns.names:
+            if name not in batch.columns:
                 found = ", ".join(batch.columns)[:300]
                 raise TraceError(f"has no column {name!r} (found {found}): say which with --map", path=path)
         given = token_column(batch.columns[columns.input_tokens], columns.input_tokens)
@@ -119,6 +134,7 @@ def _chunks(batches: Iterator[Batch], path: Path, columns: ColumnMap) -> Iterato
             output_tokens=made.values[good],
             rejected=batch.rejected,
             num_blank=batch.num_blank,
+            kind=None if columns.kind is None else kinds.of_rows(batch.columns[columns.kind], good),
         )
         if columns.session is not None:
             names = np.asarray(batch.columns[columns.session].to_numpy(zero_copy_only=False))[good]
@@ -150,7 +166,7 @@ def _next_turn(book: SessionBook, name: str, time_s: float, row: int) -> tuple[i
 
 def read_lines(path: Path, options: Options) -> Iterator[Chunk]:
     columns = ColumnMap.of(options.columns)
-    builder = Builder(sessions=columns.session is not None)
+    builder = Builder(sessions=columns.session is not None, kinds=columns.kind is not None)
     book = SessionBook()
     stamp: Callable[[Row], int]
     if columns.arrival is None:
@@ -166,11 +182,12 @@ def read_lines(path: Path, options: Options) -> Iterator[Chunk]:
     def row(line: int, obj: Row) -> None:
         values = stamp(obj), tokens(obj, columns.input_tokens), tokens(obj, columns.output_tokens)
         session = None if columns.session is None else obj.get(columns.session)
+        kind = None if columns.kind is None else obj.get(columns.kind)
         if session in (None, ""):
-            builder.add(line, *values)
+            builder.add(line, *values, kind=kind)
         else:
             number, turn, parent = _next_turn(book, str(session), values[0] / 1e9, builder.num_rows)
-            builder.add(line, *values, session=number, turn=turn, parent=parent)
+            builder.add(line, *values, session=number, turn=turn, parent=parent, kind=kind)
 
     return read_jsonl(path, builder, row)
 

@@ -10,6 +10,8 @@ unless hash_id_scope is global.
 A call waits for the call before it. After a sub-agent that had ended by then, the call waits for that
 sub-agent's last call instead, if it ended later; its think time counts from there, so waiting for the
 sub-agent (which the recorded think_time contains) is not counted twice.
+
+A call's kind is its `type` (n or s), and "subagent" for a sub-agent's calls.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class _Call:
 
 class _Reader:
     def __init__(self, options: Options) -> None:
-        self.builder = Builder(blocks=True, sessions=True)
+        self.builder = Builder(blocks=True, sessions=True, kinds=True)
         self.options = options
         self.size: int | None = options.block_tokens
         self.num_calls = 0
@@ -90,7 +92,7 @@ class _Reader:
                     done.append(ended)
             else:
                 try:
-                    last = self._call(request, session, last, done, start_s)
+                    last = self._call(request, session, last, done, start_s, depth)
                 except BadRow as bad:
                     self._reject(bad)
         return last
@@ -114,7 +116,7 @@ class _Reader:
         return _Call(ended.row, max(ended.end_s, end_s) if math.isfinite(ended.end_s) else end_s)
 
     def _call(
-        self, request: Row, session: int, last: _Call | None, done: list[_Call], start_s: float
+        self, request: Row, session: int, last: _Call | None, done: list[_Call], start_s: float, depth: int
     ) -> _Call:
         number = self.num_calls + 1
         begin_ns = stamp_ns(request, "t", "s") + round(start_s * 1e9)
@@ -146,6 +148,7 @@ class _Reader:
             turn=self._turn(session),
             parent=-1 if parent is None else parent.row,
             think_s=think_s,
+            kind="subagent" if depth else request.get("type"),
         )
         self.num_calls = number
         return _Call(row, float("nan") if service_s is None else begin_s + service_s)
