@@ -120,9 +120,7 @@ def make_executor(
     kernels = _kernels(plan, device, pools)
     clock = StepClock(device)
     content = Content(model_spec.vocab_size, plan.seed)
-    tables = BlockTables(
-        packed=plan.uses_groups, num_groups=geometry.num_groups, max_pages=max_pages
-    )
+    tables = BlockTables(packed=plan.uses_groups, num_groups=geometry.num_groups, max_pages=max_pages)
     hot = HotBuffers(max(limits.hot_rows, 1), max_pages * limits.page_tokens)
     process = None
     if plan.profile is not None:

@@ -72,18 +72,23 @@ def calibrate(
     """Change: run probes that cover the scenario on this machine and fit every part of a step.
 
     Args:
-        scale: multiplies the requests of each probe; 1 takes about a minute a hundred milliseconds of step.
+        scale: multiplies the requests of each probe.
         progress: called with one line a probe.
 
     Raises:
         RealRunError: the scenario cannot be run on this machine.
     """
     options = options or RunOptions()
-    device = open_device(options.device, options.kernels, threads=options.threads)
-    links = _measure_links(scenario, options)
+    links = probe_links(scenario, options)
     samples = run_probes(scenario, probes_of(scenario, scale=scale, seed=seed), options, progress)
+    return CalibrationRun(fitted(scenario, options, samples, links), samples, links)
+
+
+def fitted(scenario: Scenario, options: RunOptions, samples: StepSamples, links: LinkSamples) -> Calibration:
+    """Query: the calibration that measured steps and links give, with the machine's name and the date."""
+    device = open_device(options.device, options.kernels, threads=options.threads)
     coverage = describe_coverage(samples)
-    calibration = Calibration(
+    return Calibration(
         device=options.device,
         machine=describe_machine(device),
         versions=versions(),
@@ -101,7 +106,6 @@ def calibrate(
             f"{links.spread:.0%}); compute beside copies takes {links.compute_slowdown:+.0%}",
         ),
     )
-    return CalibrationRun(calibration, samples, links)
 
 
 def prediction_ns(model: CalibratedModel, samples: StepSamples) -> dict[Term, np.ndarray[Any, Any]]:
@@ -113,8 +117,8 @@ def prediction_ns(model: CalibratedModel, samples: StepSamples) -> dict[Term, np
     return predicted
 
 
-def _measure_links(scenario: Scenario, options: RunOptions) -> LinkSamples:
-    """Change: an executor with the scenario's pools, used for copies only."""
+def probe_links(scenario: Scenario, options: RunOptions) -> LinkSamples:
+    """Change: the rates between the tiers, by an executor with the scenario's pools that only copies."""
     scenario = scenario.with_overrides(["policy.name=hybrid"])
     limits = limits_of(scenario.setup(PoolKind.PACKED))
     policy = policy_class("hybrid")(limits)

@@ -1,4 +1,4 @@
-"""Commands of the real runner: ``realrun`` plays a trace on real memory, ``replay-log`` proves its decisions."""
+"""Commands of the real runner: ``realrun`` plays a trace on real memory, ``replay-log`` its decisions again."""
 
 from __future__ import annotations
 

@@ -63,6 +63,6 @@ class StepClock:
         return dict(self.terms_ns)
 
     def _record(self, term: Term | None) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._events.append((term, event))

@@ -40,7 +40,7 @@ class CopyEngine:
         self._landed: deque[Landed] = deque()
         self._worker = None if inline or device.is_cuda else ThreadPoolExecutor(1, "copies")
         self._futures: dict[int, Future[None]] = {}
-        self._stream = torch.cuda.Stream() if device.is_cuda and not inline else None
+        self._stream = torch.cuda.Stream() if device.is_cuda and not inline else None  # type: ignore[no-untyped-call]
         self._events: deque[tuple[int, int | None, torch.cuda.Event]] = deque()
 
     def start(self, transfer_id: int, request_id: int | None, copy: Copy) -> None:
@@ -49,7 +49,7 @@ class CopyEngine:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 copy()
-                event = torch.cuda.Event()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
             self._events.append((transfer_id, request_id, event))
         elif self._worker is not None:
@@ -71,7 +71,7 @@ class CopyEngine:
             if future.done():
                 future.result()
                 del self._futures[transfer_id]
-        while self._events and self._events[0][2].query():
+        while self._events and self._events[0][2].query():  # type: ignore[no-untyped-call]
             transfer_id, request_id, _ = self._events.popleft()
             self._landed.append(Landed(transfer_id, request_id, time.perf_counter_ns()))
         done = []

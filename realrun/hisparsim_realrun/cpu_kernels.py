@@ -109,7 +109,8 @@ class CpuKernels:
         """Codes [blocks, page rows, 128] uint8 and scales [blocks, page rows] float32, views of the pool."""
         pages = self.pools.index_pages(unit)
         codes = self.page_rows * INDEX_DIM
-        return pages[:, :codes].unflatten(1, (self.page_rows, INDEX_DIM)), pages[:, codes:].view(torch.float32)
+        stored = pages[:, :codes].view(len(pages), self.page_rows, INDEX_DIM)
+        return stored, pages[:, codes:].view(torch.float32)
 
     def logits(
         self, unit: int, queries: torch.Tensor, weights: torch.Tensor, blocks: Ints, num_tokens: int

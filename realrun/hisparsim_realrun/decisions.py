@@ -47,13 +47,18 @@ def decision_columns(records: Iterable[Record]) -> dict[str, NDArray[Any]]:
     texts = [repr(row) for row in rows]
     digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
     first = [row[2] if isinstance(row[2], int) else -1 for row in rows]
-    if_transfer = [row[3] if row[1] in ("WriteBack", "Load") else value for row, value in zip(rows, first, strict=True)]
+    if_transfer = [
+        row[3] if row[1] in ("WriteBack", "Load") else value for row, value in zip(rows, first, strict=True)
+    ]
     kinds = [row[1] for row in rows]
     return {
         "plan": np.array([row[0] for row in rows], np.int64),
         "kind": np.array(kinds, dtype=object),
         "request_id": np.array(
-            [value if kind[0].isupper() or kind == "prefill" else -1 for kind, value in zip(kinds, if_transfer, strict=True)],
+            [
+                value if kind[0].isupper() or kind == "prefill" else -1
+                for kind, value in zip(kinds, if_transfer, strict=True)
+            ],
             np.int64,
         ),
         "digest": np.array([int.from_bytes(digest, "little", signed=True) for digest in digests], np.int64),

@@ -112,9 +112,9 @@ def _serve(engine: Engine) -> RealRun:
         death.run = engine.finish()
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
-        death = RunDied(f"memory ran out: {error}")
-        death.run = engine.finish()
-        raise death from error
+        exhausted = RunDied(f"memory ran out: {error}")
+        exhausted.run = engine.finish()
+        raise exhausted from error
 
 
 @dataclass
@@ -202,9 +202,7 @@ class Engine:
         self.record.tokens(completion, ended_ns)
         self.record.step(plan, state, output, started - self._start_ns, ended_ns)
         for request, kept in completion.tokens:
-            self.answers.setdefault(request.request_id, []).extend(
-                output.sampled[request.request_id][:kept]
-            )
+            self.answers.setdefault(request.request_id, []).extend(output.sampled[request.request_id][:kept])
         self.desk.end(plan, started)
         for request in completion.finished:
             self.arrivals.finished(request.request_id, ended_ns, RequestStatus.FINISHED)

@@ -262,14 +262,13 @@ class Executor:
     def _mark(self, tokens: _Tokens, decode: Term, prefill: Term) -> None:
         self.clock.split(decode, prefill, tokens.num_decode_tokens, len(tokens.positions))
 
-    def _select(
-        self, tokens: _Tokens, unit: Unit, normed: torch.Tensor, projected: Projected
-    ) -> list[Ints]:
+    def _select(self, tokens: _Tokens, unit: Unit, normed: torch.Tensor, projected: Projected) -> list[Ints]:
         """Write the tokens' index keys; of each span [count, top_k] selected positions."""
         model = self.model
         index = model.weights.layers[unit.layers[0]].index
         assert index is not None
-        keys = model.index_keys(index, normed) if tokens.keys is None else tokens.keys[unit.index]
+        drawn_keys = tokens.keys
+        keys = model.index_keys(index, normed) if drawn_keys is None else drawn_keys[unit.index].to(normed)
         queries, weights = model.index_queries(index, projected.q_rank, normed)
         page_rows = self.residency.page_rows
         pages, places = np.divmod(tokens.positions, page_rows)
@@ -287,7 +286,7 @@ class Executor:
             keep_newest = torch.zeros(span.count, dtype=torch.bool)
             if number in tokens.queries:
                 own, heads = own.clone(), heads.clone()
-                drawn = tokens.queries[number][unit.index]
+                drawn = tokens.queries[number][unit.index].to(own)
                 first = span.count - len(drawn)
                 own[first:, 0], own[first:, 1] = drawn, -drawn
                 heads[first:] = 0.0
@@ -310,7 +309,7 @@ class Executor:
         stagings: dict[int, Staging] = {}
         host_rows: list[Ints] = []
         rows: list[Ints] = []
-        for number, (span, selection) in enumerate(zip(tokens.spans, selections, strict=True)):
+        for span, selection in zip(tokens.spans, selections, strict=True):
             if span.is_prefill:
                 slots.append(np.empty(0, np.int64))
                 continue

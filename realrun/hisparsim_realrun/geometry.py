@@ -82,13 +82,14 @@ def geometry_of(
     """
     if row_format.value not in {known.value for known in RowFormat}:
         raise RealRunError(
-            f"kv.dtype = {row_format.value}: a real run stores rows as bf16 or fp8_ds_mla; set kv.dtype to one"
+            f"kv.dtype = {row_format.value}: a real run stores rows as bf16 or fp8_ds_mla; set kv.dtype to "
+            "one of them"
         )
     latent, rope, index = model.kv_lora_rank, model.qk_rope_head_dim, model.index_head_dim
     if (latent, rope, index) != (LATENT_COLUMNS, ROPE_COLUMNS, INDEX_DIM):
         raise RealRunError(
-            f"{model.name} has rows of {latent} + {rope} and index keys of {index} elements; the kernels serve "
-            f"{LATENT_COLUMNS} + {ROPE_COLUMNS} and {INDEX_DIM}"
+            f"{model.name} has rows of {latent} + {rope} and index keys of {index} elements; the kernels "
+            f"serve {LATENT_COLUMNS} + {ROPE_COLUMNS} and {INDEX_DIM}"
         )
     kernels_format = RowFormat(row_format.value)
     row_bytes = kernels_format.row_bytes

@@ -91,9 +91,7 @@ class RecordedCore:
         """Change: transfers moved on."""
         for update in updates:
             enqueued = update.phase is TransferPhase.ENQUEUED
-            self.inputs.append(
-                Input(InputKind.ENQUEUED if enqueued else InputKind.DONE, update.transfer_id)
-            )
+            self.inputs.append(Input(InputKind.ENQUEUED if enqueued else InputKind.DONE, update.transfer_id))
         self.inputs.append(Input(InputKind.NOTIFIED, 0))
         self.core.notify(updates)
 

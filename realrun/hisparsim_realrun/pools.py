@@ -100,7 +100,8 @@ class Pools:
         layout = self.geometry.layout
         pages = layout.host_block_bytes // layout.page_bytes
         block, row = np.divmod(host_rows, layout.page_rows)
-        return (block * pages + layer) * layout.page_rows + row
+        items: NDArray[np.int64] = (block * pages + layer) * layout.page_rows + row
+        return items
 
     def index_pages(self, unit: int) -> torch.Tensor:
         """[blocks, bytes] one indexer's part of each block that holds index keys."""
@@ -152,7 +153,7 @@ def _register(host: torch.Tensor, device: Device) -> None:
     """Change: pin a mapping that several ranks share."""
     if not device.is_cuda:
         return
-    status = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0)
+    status = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0)  # type: ignore[no-untyped-call]
     if int(status) != 0:
         raise RealRunError(
             f"pinning the shared host pool of {host.numel() / 2**30:.1f} GiB failed (CUDA error "

@@ -134,7 +134,9 @@ class _Member:
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
         except (RuntimeError, ValueError, dist.DistError) as error:
-            raise RealRunError(f"the {self.num_ranks} ranks did not meet: {error}; start them with torchrun") from None
+            raise RealRunError(
+                f"the {self.num_ranks} ranks did not meet: {error}; start them with torchrun"
+            ) from None
         mine = (os.uname().nodename, os.getpid())
         self._processes: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(self._processes, mine)

@@ -73,7 +73,9 @@ def replay_log(directory: Path) -> ReplayVerdict:
     try:
         columns = decision_columns(redrive(ServingCore(limits, policy), inputs))
     except (ProtocolError, ValueError) as error:
-        return ReplayVerdict(len(logged["plan"]), len(set(logged["plan"])), f"the core refused a call: {error}")
+        return ReplayVerdict(
+            len(logged["plan"]), len(set(logged["plan"])), f"the core refused a call: {error}"
+        )
     again = {name: column.tolist() for name, column in columns.items()}
     difference = None
     for row, (plan, kind, digest) in enumerate(
@@ -82,7 +84,9 @@ def replay_log(directory: Path) -> ReplayVerdict:
         if row >= len(again["plan"]):
             difference = f"decision {row} ({kind} in plan {plan}) was not made again"
         elif again["digest"][row] != digest:
-            difference = f"decision {row}: {kind} in plan {plan}, now {again['kind'][row]} in {again['plan'][row]}"
+            difference = (
+                f"decision {row}: {kind} in plan {plan}, now {again['kind'][row]} in {again['plan'][row]}"
+            )
         if difference is not None:
             break
     if difference is None and len(again["plan"]) != len(logged["plan"]):

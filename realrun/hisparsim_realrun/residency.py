@@ -89,7 +89,8 @@ class Residency:
                 f"request {span.request_id}, token {int(positions[np.argmin(blocks != 0)])}: its page has no "
                 "block to be written to"
             )
-        return blocks * self.geometry.rows_per_block + places
+        rows: Ints = blocks * self.geometry.rows_per_block + places
+        return rows
 
     def _direct_rows(self, table: RequestTable, group: int, positions: Ints, start: int) -> Ints:
         """Rows of a request without resident pages: the slot of the position, or the newest rows' page."""
@@ -101,7 +102,8 @@ class Residency:
 
     def _hot_rows(self, table: RequestTable, group: int, slots: Ints) -> Ints:
         pages, places = np.divmod(slots, self.page_rows)
-        return table.hot[group, pages].astype(np.int64) * self.geometry.rows_per_block + places
+        rows: Ints = table.hot[group, pages].astype(np.int64) * self.geometry.rows_per_block + places
+        return rows
 
     def host_rows(self, span: Span) -> Ints:
         """[count] host rows of a span's tokens."""
@@ -109,7 +111,8 @@ class Residency:
 
     def _host_rows(self, table: RequestTable, positions: Ints) -> Ints:
         pages, places = np.divmod(positions, self.page_rows)
-        return table.host[pages].astype(np.int64) * self.page_rows + places
+        rows: Ints = table.host[pages].astype(np.int64) * self.page_rows + places
+        return rows
 
     def place_direct(self, span: Span, unit: Unit) -> None:
         """Change: tokens of a request without resident pages were written into their own hot slots."""
@@ -156,7 +159,9 @@ class Residency:
             host_rows = self._host_rows(table, absent[found.missed])
             miss_rows = rows[found.missed]
             if len(host_rows) and int(host_rows.min()) < self.page_rows:
-                raise RunDied(f"request {span.request_id}: a selected page is neither on the GPU nor the host")
+                raise RunDied(
+                    f"request {span.request_id}: a selected page is neither on the GPU nor the host"
+                )
         layers = len(unit.layers)
         self.counts.resident += int(np.count_nonzero(here)) * layers
         self.counts.hit += (len(absent) - len(host_rows)) * layers

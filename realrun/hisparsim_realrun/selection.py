@@ -2,8 +2,8 @@
 
 Under a profile the score of position i at a decode is the product of a query and a key, as ever:
 
-    key_i = (u_i, v_i)          64 + 64 normal numbers, a function of the token's content and the indexer
-    query(t) = (sqrt(1 - F) x(t), sqrt(F) y(t)) / 8
+    key_i = (u_i, v_i)          96 + 32 normal numbers, a function of the token's content and the indexer
+    query(t) = (sqrt((1 - F) / 96) x(t), sqrt(F / 32) y(t))
 
 x and y are AR(1) sequences of vectors in the steps t of a request's output, x slow and y fast, with the
 profile's F and correlations (:mod:`hisparsim.locality.process`). So the score of a position is a Gaussian
@@ -29,7 +29,8 @@ from .errors import RealRunError
 from .geometry import INDEX_DIM
 from .work import Span
 
-HALF = INDEX_DIM // 2
+SLOW_DIM = 96
+FAST_DIM = INDEX_DIM - SLOW_DIM
 REMEMBERED_STEPS = 16
 """Steps back to which a query can be asked again: rejected drafts, at most MAX_QUERY_LEN of them."""
 
@@ -98,8 +99,8 @@ class ProfileSelection:
     def _query(self, request_id: int, step: int) -> torch.Tensor:
         sequence = self._sequences.get(request_id)
         if sequence is None or step <= sequence.step - REMEMBERED_STEPS:
-            start = self._normal(f"{request_id}/start", 2, self.num_units, HALF)
-            sequence = _Sequence(start[0], start[1], -2, deque(maxlen=REMEMBERED_STEPS))
+            slow, fast = self._noise(f"{request_id}/start")
+            sequence = _Sequence(slow, fast, -2, deque(maxlen=REMEMBERED_STEPS))
             self._sequences[request_id] = sequence
         while sequence.step < step:
             self._advance(request_id, sequence)
@@ -108,22 +109,25 @@ class ProfileSelection:
     def _advance(self, request_id: int, sequence: _Sequence) -> None:
         process = self.process
         sequence.step += 1
-        noise = self._normal(f"{request_id}/{sequence.step}", 2, self.num_units, HALF)
+        slow_noise, fast_noise = self._noise(f"{request_id}/{sequence.step}")
         slow, fast = process.slow_correlation, process.fast_correlation
-        sequence.slow = slow * sequence.slow + (1 - slow**2) ** 0.5 * noise[0]
-        sequence.fast = fast * sequence.fast + (1 - fast**2) ** 0.5 * noise[1]
-        share = process.fast_share
-        query = torch.cat([(1 - share) ** 0.5 * sequence.slow, share**0.5 * sequence.fast], 1) / HALF**0.5
-        if self.num_incoherent:
-            query[: self.num_incoherent] = noise[:, : self.num_incoherent].transpose(0, 1).reshape(
-                self.num_incoherent, INDEX_DIM
-            )
+        sequence.slow = slow * sequence.slow + (1 - slow**2) ** 0.5 * slow_noise
+        sequence.fast = fast * sequence.fast + (1 - fast**2) ** 0.5 * fast_noise
+        slow_weight = ((1 - process.fast_share) / SLOW_DIM) ** 0.5
+        fast_weight = (process.fast_share / FAST_DIM) ** 0.5
+        query = torch.cat([slow_weight * sequence.slow, fast_weight * sequence.fast], 1)
+        anew = slice(0, self.num_incoherent)
+        query[anew] = torch.cat([slow_noise[anew], fast_noise[anew]], 1)
         sequence.recent.append((sequence.step, query))
 
     def forget(self, request_id: int) -> None:
         """Change: a request has left for good."""
         self._sequences.pop(request_id, None)
         self._pages.pop(request_id, None)
+
+    def _noise(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = self._normal(name, self.num_units, INDEX_DIM)
+        return noise[:, :SLOW_DIM], noise[:, SLOW_DIM:]
 
     def _normal(self, name: str, *shape: int) -> torch.Tensor:
         digest = hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=8).digest()

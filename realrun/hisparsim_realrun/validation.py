@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -30,8 +31,8 @@ from .bootstrap import (
     rerun_noise,
 )
 from .budget import ErrorBudget, error_budget
-from .calibration_probe import run_listening
-from .engine import RealRun
+from .calibration_probe import StepSamples, run_listening
+from .calibration_source import CalibrationSource
 from .options import RunOptions
 from .validation_workloads import NUM_REQUESTS, Workload
 
@@ -131,7 +132,7 @@ class Validation:
 
     device: str
     machine: Mapping[str, Any]
-    calibration: Mapping[str, Any]
+    calibration: Mapping[str, Any] = field(default_factory=dict)
     checks: list[PolicyCheck] = field(default_factory=list)
     rerun_of: str | None = None
     """The workload and policy that were run again."""
@@ -198,57 +199,77 @@ def check_policy(
     return PolicyCheck(workload, measured.policy, simulated, measured, tuple(checks), budget)
 
 
+@dataclass(frozen=True, eq=False)
+class _Played:
+    """A workload that was measured under a policy."""
+
+    workload: str
+    scenario: Scenario
+    trace: Trace
+    result: RunResult
+    samples: StepSamples
+
+
 def validate(
     scenario: Scenario,
     workloads: Sequence[Workload],
     policies: Sequence[str],
     validation: Validation,
     options: RunOptions,
+    source: CalibrationSource,
     *,
     num_reruns: int = NUM_RERUNS,
     progress: Progress | None = None,
-    finished: Callable[[PolicyCheck], None] | None = None,
 ) -> Validation:
     """Change: play every workload under every policy in both worlds; fills and returns ``validation``.
 
-    The first policy on the last workload is measured ``num_reruns`` times in all, spread over the whole time:
-    at the start, in the middle and at the end.
+    All is measured first, with the calibration's probes spread between the cells, so that a machine that
+    drifts drifts for both. Then the fits are made and the same workloads simulated. The first policy on the
+    last workload is measured ``num_reruns`` times in all, at the start, in between and at the end.
 
     Args:
-        scenario: with ``cost.source = calibration`` of this machine.
-        finished: called with each policy's checks as they come; their intervals lack the reruns' part.
+        source: where the calibration comes from.
     """
     say = progress or (lambda line: None)
-    model = CalibratedModel.of(scenario)
     cells = [(workload, policy) for workload in workloads for policy in policies]
     again = cells[-len(policies)]
     places = {round(turn * (len(cells) - 1) / max(num_reruns - 2, 1)) for turn in range(num_reruns - 1)}
+    first = with_calibration(scenario, source.begin())
+    traces = {workload.name: workload.make(capacity_per_s(first, workload)) for workload in workloads}
+    played: list[_Played] = []
     runs: list[RunResult] = []
     for number, (workload, policy) in enumerate(cells):
-        chosen = scenario.with_overrides([f"policy.name={policy}", *workload.settings])
-        trace = workload.make(capacity_per_s(chosen, workload))
-        say(f"{workload.name}, {policy} ({number + 1} of {len(cells)}): simulating, then measuring")
-        simulated = simulate(chosen, trace)
-        run, samples = run_listening(chosen, trace, options)
-        check = check_policy(workload.name, simulated, run.result, error_budget(simulated, samples, model))
-        validation.checks.append(check)
-        if finished is not None:
-            finished(check)
+        say(f"{workload.name}, {policy}: measuring ({number + 1} of {len(cells)})")
+        cell = _measure(scenario, workload, policy, traces[workload.name], options)
+        played.append(cell)
         if (workload, policy) == again:
-            runs.append(run.result)
+            runs.append(cell.result)
         if number in places and num_reruns > 1:
             say(f"{again[0].name}, {again[1]}: a rerun, for the noise of whole runs")
-            runs.append(_rerun(scenario, again, options).result)
+            rerun = _measure(scenario, *again, traces[again[0].name], options)
+            runs.append(rerun.result)
+        source.between(number + 1, len(cells))
     if len(runs) > 1:
         validation.rerun_of = f"{again[0].name}, {again[1]}"
         validation.rerun_noise = _noise_of(runs)
-        validation.checks = [
-            check_policy(
-                check.workload, check.simulated, check.measured, check.budget, validation.rerun_noise
-            )
-            for check in validation.checks
-        ]
+    file = source.finish()
+    model = CalibratedModel.of(with_calibration(scenario, file))
+    for cell in played:
+        simulated = simulate(with_calibration(cell.scenario, file), cell.trace)
+        budget = error_budget(simulated, cell.samples, model)
+        say(f"{cell.workload}, {cell.result.policy}: {budget.sentence()}")
+        validation.checks.append(
+            check_policy(cell.workload, simulated, cell.result, budget, validation.rerun_noise)
+        )
     return validation
+
+
+def _measure(
+    scenario: Scenario, workload: Workload, policy: str, trace: Trace, options: RunOptions
+) -> _Played:
+    chosen = scenario.with_overrides([f"policy.name={policy}", *workload.settings])
+    run, samples = run_listening(chosen, trace, options)
+    return _Played(workload.name, chosen, trace, run.result, samples)
 
 
 def capacity_per_s(scenario: Scenario, workload: Workload) -> float:
@@ -265,20 +286,9 @@ def capacity_per_s(scenario: Scenario, workload: Workload) -> float:
     return compute_metrics(simulate(closed, trace)).request_per_s
 
 
-def with_calibration(scenario: Scenario, file: str) -> Scenario:
+def with_calibration(scenario: Scenario, file: Path) -> Scenario:
     """Query: the scenario priced by a calibration file."""
     return scenario.with_overrides([f"cost.source=calibration:{file}"])
-
-
-def _rerun(scenario: Scenario, cell: tuple[Workload, str], options: RunOptions) -> RealRun:
-    workload, policy = cell
-    chosen = scenario.with_overrides([f"policy.name={policy}", *workload.settings])
-    run, _ = run_listening(chosen, _trace(chosen, workload), options)
-    return run
-
-
-def _trace(scenario: Scenario, workload: Workload) -> Trace:
-    return workload.make(capacity_per_s(scenario, workload))
 
 
 def _noise_of(runs: Sequence[RunResult]) -> dict[str, float]:

@@ -93,14 +93,15 @@ def make_weights(
     """
     if model.num_heads % num_shards or model.num_heads < num_shards:
         raise RealRunError(
-            f"{model.num_heads} heads of {model.name} do not divide into {num_shards} shards; use 1, 2, 4 or 8"
+            f"{model.num_heads} heads of {model.name} do not divide into {num_shards} shards; use fewer ranks"
         )
 
     def make(name: str, *shape: int, fan_in: int) -> torch.Tensor:
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
         values = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
-        return (values * fan_in**-0.5).to(dtype)
+        scaled: torch.Tensor = values * fan_in**-0.5
+        return scaled.to(dtype)
 
     layers = tuple(
         _layer(model, layer, num_shards, own_shards, make)

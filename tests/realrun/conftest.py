@@ -123,9 +123,7 @@ class Bench:
             selection=self.selection,
         )
         profile = load_profile("glm-5.1", self.model.index_top_k)
-        plan = blueprint(
-            self.model, self.row_format, core.limits, core.policy, profile, options, self.seed
-        )
+        plan = blueprint(self.model, self.row_format, core.limits, core.policy, profile, options, self.seed)
         return make_executor(plan, open_device("cpu", self.kernels, threads=1))
 
     def run(
@@ -141,9 +139,7 @@ class Bench:
         core = self.core()
         executor = self.executor(core)
         change(executor)
-        runner = LockstepRunner(
-            core, executor.run, executor.content.register, accepted=accepted, check=True
-        )
+        runner = LockstepRunner(core, executor.run, executor.content.register, accepted=accepted, check=True)
         log = runner.run(users, lags or Lags(), max_steps=max_steps)
         return BenchRun(log, executor, core)
 

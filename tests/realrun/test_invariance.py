@@ -47,9 +47,7 @@ def reference(bench, closed_loop):
 def test_every_policy_gives_gpu_only_s_tokens_and_bits(
     policy, num_blocks, drafts, reference, bench, closed_loop
 ):
-    run = bench(policy, num_blocks, draft_tokens=drafts).run(
-        closed_loop(LENGTHS, 3, 128), accepted=accepted
-    )
+    run = bench(policy, num_blocks, draft_tokens=drafts).run(closed_loop(LENGTHS, 3, 128), accepted=accepted)
     assert run.log.answers == reference[drafts].log.answers
     assert run.differences(reference[drafts]) == []
 
@@ -78,10 +76,10 @@ def test_a_profile_s_selections_do_not_depend_on_the_policy(bench, closed_loop):
 def test_a_token_s_bits_depend_on_the_batch_without_fixed_shapes_only_within_a_tolerance(bench, closed_loop):
     exact = bench("gpu-only", 40).run(closed_loop(LENGTHS[:2], 2))
     loose = bench("gpu-only", 40, invariant=False).run(closed_loop(LENGTHS[:2], 2))
-    close = [
-        torch.allclose(exact.hidden[key], loose.hidden[key], rtol=1e-3, atol=1e-3) for key in exact.hidden
-    ]
-    assert np.mean(close) > 0.95  # a selection may flip where two logits nearly tie
+    gaps = [float((exact.hidden[key] - loose.hidden[key]).abs().max()) for key in exact.hidden]
+    assert np.mean(np.array(gaps) < 1e-3) > 0.9  # a selection flips where two logits nearly tie
+    tokens = [(exact.log.answers[r], loose.log.answers[r]) for r in exact.log.answers]
+    assert np.mean([a == b for ours, theirs in tokens for a, b in zip(ours, theirs, strict=True)]) > 0.9
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -49,10 +50,11 @@ def free_port() -> int:
 
 def write_trace(folder: Path, num_requests: int) -> Path:
     path = folder / "trace.jsonl"
-    lines = [
-        f'{{"timestamp": {number}, "input_length": {90 + 40 * number}, "output_length": 12, "hash_ids": [{number}]}}'
-        for number in range(num_requests)
+    rows = [
+        {"timestamp": n, "input_length": 90 + 40 * n, "output_length": 12, "hash_ids": [n]}
+        for n in range(num_requests)
     ]
+    lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -74,9 +76,7 @@ def start(lines: list[list[str]]) -> list[subprocess.Popen[str]]:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} if len(lines) > 1 else {}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
         processes.append(
-            subprocess.Popen(
-                line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
     return processes
 
