@@ -1,4 +1,4 @@
-"""`hisparsim scenario show|schema`: a scenario with every value in force, and the form of its file."""
+"""`hisparsim scenario ...`: a scenario with every value in force, its schema, one made of a launch line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Show a scenario as resolved, or the schema of its file.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show a scenario as resolved, the schema of its file, or make one of a launch line.",
+    no_args_is_help=True,
+)
 
 
 @app.command()
@@ -63,6 +66,62 @@ def schema() -> None:
     from hisparsim.specs.scenario import Scenario
 
     typer.echo(json.dumps(Scenario.model_json_schema(), indent=2))
+
+
+@app.command("from-command")
+def from_command(
+    command: Annotated[str, typer.Argument(help="A launch line in quotes, or @FILE that holds one.")],
+    node: Annotated[str, typer.Option(help="The node that it runs on.")] = "h200x8",
+    out: Annotated[Path | None, typer.Option(help="Scenario file to write; default: stdout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
+) -> None:
+    """Turn `vllm serve ...` or `python -m sglang.launch_server ...` into a scenario.
+
+    Every flag that is not modelled is named, in the file and on stderr.
+    """
+    from hisparsim.launch import translate_command
+
+    text = Path(command[1:]).read_text(encoding="utf-8") if command.startswith("@") else command
+    made = translate_command(text, node=node)
+    made.scenario()
+    if as_json:
+        document = {
+            "engine": made.engine,
+            "settings": dict(made.settings),
+            "origins": dict(made.origins),
+            "unmodelled": list(made.unmodelled),
+            "notes": list(made.notes),
+        }
+        typer.echo(json.dumps(document, indent=2))
+    elif out is None:
+        typer.echo(made.toml(), nl=False)
+    if out is not None:
+        out.write_text(made.toml(), encoding="utf-8")
+        typer.echo(f"scenario: {out}", err=True)
+    for sentence in made.unmodelled:
+        typer.echo(f"not modelled: {sentence}", err=True)
+
+
+@app.command("profile-from-counters")
+def profile_from_counters(
+    metrics: Annotated[Path, typer.Argument(help="What vLLM's /metrics answered, as text.")],
+    context: Annotated[int, typer.Option(help="Typical context of the requests behind it, tokens.", min=1)],
+    hot_rows: Annotated[int, typer.Option(help="Rows of a request's hot buffer.", min=1)],
+    out: Annotated[Path, typer.Option(help="Profile file to write, for locality.profile.")],
+    before: Annotated[Path | None, typer.Option(help="An earlier answer: its counts are taken off.")] = None,
+    base: Annotated[str, typer.Option(help="Profile whose shape is kept.")] = "glm-5.1",
+) -> None:
+    """Turn vLLM's counters of hot-buffer hits and misses into a locality profile."""
+    from hisparsim.locality.counters import read_counters, write_profile
+
+    counted = read_counters(metrics)
+    if before is not None:
+        counted = counted.since(read_counters(before))
+    profile = write_profile(counted, out, base=base, context_tokens=context, hot_rows=hot_rows)
+    typer.echo(
+        f"{counted.hits} hits, {counted.misses} misses: {profile.scale:.3g} x the misses of {base}; "
+        f"use --set locality.profile={out}"
+    )
 
 
 def _plain(value: Any) -> Any:

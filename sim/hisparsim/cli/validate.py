@@ -11,8 +11,6 @@ from .calibrate import scenario_of_device
 from .printing import format_rows, print_json, say
 
 if TYPE_CHECKING:
-    from hisparsim.specs.scenario import Scenario
-    from hisparsim_realrun.options import RunOptions
     from hisparsim_realrun.validation import PolicyCheck, Validation
 
 CALIBRATION_FILE = "calibration.json"
@@ -56,9 +54,12 @@ def validate(
 
     from hisparsim.results.directory import refuse_existing
     from hisparsim.serving.policies import POLICIES as KNOWN
+    from hisparsim_realrun.calibration_source import FileCalibration, SpreadCalibration
+    from hisparsim_realrun.devices import open_device
+    from hisparsim_realrun.machine import describe_machine, versions
     from hisparsim_realrun.options import RunOptions
+    from hisparsim_realrun.validation import Validation
     from hisparsim_realrun.validation import validate as play
-    from hisparsim_realrun.validation import with_calibration
     from hisparsim_realrun.validation_workloads import POLICIES, trace_workload, workloads
     from hisparsim_traces import load
 
@@ -71,23 +72,20 @@ def validate(
     with tempfile.TemporaryDirectory(prefix="hisparsim-validate-") as name:
         folder = Path(name)
         base = scenario_of_device(device, scenario, overrides, layers, experts, folder)
-        file = calibration or _calibrated(base, options, folder, calibration_scale)
-        validation = _started(device, options, file)
+        source = (
+            SpreadCalibration(base, options, folder / CALIBRATION_FILE, scale=calibration_scale, progress=say)
+            if calibration is None
+            else FileCalibration(calibration)
+        )
         played = workloads(device, requests)
         if trace is not None:
             played = (trace_workload(load(trace, limit=base.workload.limit)),)
-        play(
-            with_calibration(base, str(file)),
-            played,
-            chosen_policies,
-            validation,
-            options,
-            num_reruns=reruns,
-            progress=say,
-            finished=lambda check: say(f"  {check.budget.sentence()}"),
-        )
+        machine = describe_machine(open_device(device, threads=threads)) | {"versions": versions()}
+        validation = Validation(device, machine)
+        play(base, played, chosen_policies, validation, options, source, num_reruns=reruns, progress=say)
+        validation.calibration = _described(source.file)
         if out is not None:
-            write_validation(validation, file, out)
+            write_validation(validation, source.file, out)
     if as_json:
         print_json(validation.as_json())
     else:
@@ -119,30 +117,16 @@ def write_validation(validation: Validation, calibration: Path, out: Path) -> No
         write_validation_page(document, pairs, directory)
 
 
-def _calibrated(base: Scenario, options: RunOptions, folder: Path, scale: float) -> Path:
-    """Change: a calibration of this machine for a scenario, in ``folder``."""
-    from hisparsim.cost.calibration_file import write_calibration
-    from hisparsim_realrun.calibration import calibrate
-
-    file = folder / CALIBRATION_FILE
-    write_calibration(calibrate(base, options, scale=scale, progress=say).calibration, file)
-    return file
-
-
-def _started(device: str, options: RunOptions, file: Path) -> Validation:
-    """Query: an empty validation that names the machine and the calibration."""
+def _described(file: Path) -> dict[str, Any]:
+    """Query: what the validation's document says of its calibration."""
     from hisparsim.cost.calibration_file import read_calibration
-    from hisparsim_realrun.devices import open_device
-    from hisparsim_realrun.machine import describe_machine, versions
-    from hisparsim_realrun.validation import Validation
 
     made = read_calibration(file)
-    machine = describe_machine(open_device(device, threads=options.threads)) | {"versions": versions()}
     errors = {
         name: {phase.value: fit.sum_error for phase, fit in part.fits.items()}
         for name, part in made.parts.items()
     }
-    return Validation(device, machine, {"date": made.date, "notes": list(made.notes), "left_out": errors})
+    return {"date": made.date, "notes": list(made.notes), "left_out_sum_error": errors}
 
 
 def _show(validation: Validation) -> None:
