@@ -6,6 +6,7 @@ as ``path/to/file.py:Class`` at the same path.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from .executors import MAX_DEATHS, Outcome
 from .shelf import Shelf
 from .task import Task, run_task
 
+CONNECT_S = 5.0
 QUEUE_DEPTH = 2
 """Tasks handed to the cluster for each of its cores; the rest wait here."""
 
@@ -37,6 +39,7 @@ class RayCluster:
         self._ray: Any = ray
         self._owns = not ray.is_initialized()
         if self._owns:
+            _require_answer(address)
             options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
             if address is None:
                 options |= {"num_cpus": num_workers, "include_dashboard": False}
@@ -85,6 +88,17 @@ class RayCluster:
         if key not in self._traces:
             self._traces[key] = self._ray.put(self._shelf[key])
         return self._traces[key]
+
+
+def _require_answer(address: str | None) -> None:
+    """Query: raise SweepError where nothing listens at HOST:PORT; ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise SweepError(f"--address {address}: no Ray cluster answers ({error.strerror or error})") from None
 
 
 def _work(task: Task, trace: Trace) -> dict[str, Cell]:
