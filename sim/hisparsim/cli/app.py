@@ -26,6 +26,7 @@ COMMANDS = MappingProxyType(
         "compare": ("hisparsim.cli.compare:compare", "Two runs, or a run and a measured server."),
         "trace": ("hisparsim_traces.cli:app", "Describe, convert and synthesise traces."),
         "conform": ("hisparsim.cli.conform:conform", "Step-by-step agreement with a real scheduler's log."),
+        "published": ("hisparsim.cli.published:published", "Published serving results, simulated again."),
         "sweep": ("hisparsim.cli.sweep:sweep", "Many scenarios: policies, sizes, limits, rates; resumable."),
         "goodput": ("hisparsim.cli.goodput:goodput", "The highest load each policy sustains under an SLO."),
         "recommend": ("hisparsim.cli.recommend:recommend", "A configuration for a trace, with engine flags."),

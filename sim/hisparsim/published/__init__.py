@@ -1,0 +1,1 @@
+"""Published end-to-end results, and what the simulator says of the same runs."""
