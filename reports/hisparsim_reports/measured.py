@@ -1,8 +1,9 @@
 """Measurements of real servers, read from what their benchmarks write, under this project's metric names.
 
-Three files are known: the JSON of ``vllm bench serve`` (``--save-result``, best with ``--save-detailed``),
-the JSON lines of SGLang's ``bench_serving`` (the last one), and AIPerf's ``profile_export_aiperf.json``. Each
-reading says which definitions were matched, so that nobody compares two things of one name.
+Known are the JSON of ``vllm bench serve`` (``--save-result``, best with ``--save-detailed``), the JSON lines
+of SGLang's ``bench_serving`` (the last one), AIPerf's ``profile_export_aiperf.json``, GuideLLM's
+``benchmarks.json`` and InferenceX-style CSV. Each reading says which definitions were matched, so that nobody
+compares two things of one name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +20,32 @@ from numpy.typing import NDArray
 from hisparsim.results.distribution import STATISTICS, Distribution
 
 from .errors import ReportError
+from .measured_guidellm import is_guidellm, read_guidellm
+from .measured_inferencex import read_inferencex
+from .measurement import Measurement, number
+
+__all__ = ["Measurement", "read_measurement"]
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Metrics of a real server by dotted name, in this project's units."""
-
-    name: str
-    source: str
-    """The tool that wrote the file."""
-    metrics: Mapping[str, float]
-    definitions: tuple[str, ...]
-    """Sentences: which definition each metric was matched to, and what could not be."""
-
-
-def read_measurement(path: Path) -> Measurement:
+def read_measurement(path: Path, concurrency: int | None = None) -> Measurement:
     """Query: the measurement in a benchmark's result file.
+
+    Args:
+        concurrency: which row of a table (CSV) of several points.
 
     Raises:
         ReportError: no such file, not JSON, or the result of no known benchmark.
     """
+    if path.suffix.lower() == ".csv":
+        return read_inferencex(path, concurrency)
     document = _read_json(path)
     for recognises, read in _READERS:
         if recognises(document):
             return read(path, document)
     raise ReportError(
         f"{path}: not a benchmark result this command knows; known: vllm bench serve (--save-result), "
-        "sglang.bench_serving (--output-file), AIPerf (profile_export_aiperf.json)"
+        "sglang.bench_serving (--output-file), AIPerf (profile_export_aiperf.json), GuideLLM "
+        "(benchmarks.json), InferenceX-style CSV"
     )
 
 
@@ -94,13 +93,13 @@ def _is_serving_benchmark(document: Mapping[str, Any]) -> bool:
 def _read_serving_benchmark(path: Path, document: Mapping[str, Any]) -> Measurement:
     """Query: aggregates as written; percentiles that are missing from the detailed lists, where saved."""
     metrics = {
-        ours: _number(document, theirs, path) for theirs, ours in _RATES.items() if document.get(theirs)
+        ours: number(document, theirs, path) for theirs, ours in _RATES.items() if document.get(theirs)
     }
     for theirs, ours in _AGGREGATES.items():
         for statistic in STATISTICS:
             key = "median" if statistic == "p50" else statistic
             if document.get(f"{key}_{theirs}_ms") is not None:
-                metrics[f"{ours}.{statistic}"] = _number(document, f"{key}_{theirs}_ms", path) / 1e3
+                metrics[f"{ours}.{statistic}"] = number(document, f"{key}_{theirs}_ms", path) / 1e3
     sglang = "total_throughput" in document
     definitions = [
         "Throughputs: tokens of completed requests over the benchmark's duration, as here.",
@@ -193,11 +192,11 @@ def _read_aiperf(path: Path, document: Mapping[str, Any]) -> Measurement:
             for statistic in STATISTICS:
                 key = "avg" if statistic == "mean" else statistic
                 if entry.get(key) is not None:
-                    metrics[f"{ours}.{statistic}"] = _number(entry, key, path) * _SECONDS_A_UNIT[unit]
+                    metrics[f"{ours}.{statistic}"] = number(entry, key, path) * _SECONDS_A_UNIT[unit]
     for theirs, ours in _AIPERF_SCALARS.items():
         entry = document.get(theirs)
         if isinstance(entry, dict) and entry.get("avg") is not None:
-            metrics[ours] = _number(entry, "avg", path)
+            metrics[ours] = number(entry, "avg", path)
     definitions = (
         "TPOT is matched to AIPerf's inter_token_latency, ITL to its inter_chunk_latency.",
         "Latencies: seen by the client, so with HTTP and detokenisation; here from arrival at the engine.",
@@ -206,13 +205,10 @@ def _read_aiperf(path: Path, document: Mapping[str, Any]) -> Measurement:
     return Measurement(path.stem, "AIPerf", metrics, definitions)
 
 
-def _number(values: Mapping[str, Any], key: str, path: Path) -> float:
-    value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ReportError(f"{path}: {key} = {value!r}; a finite number is needed")
-    return float(value)
-
-
 _READERS: tuple[
     tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path, Mapping[str, Any]], Measurement]], ...
-] = ((_is_serving_benchmark, _read_serving_benchmark), (_is_aiperf, _read_aiperf))
+] = (
+    (_is_serving_benchmark, _read_serving_benchmark),
+    (_is_aiperf, _read_aiperf),
+    (is_guidellm, read_guidellm),
+)

@@ -17,12 +17,16 @@ def compare(
     ],
     measured: Annotated[
         Path | None,
-        typer.Option(help="Result of vllm bench serve, SGLang's bench_serving or AIPerf, as JSON."),
+        typer.Option(help="Result of vllm bench serve, SGLang, AIPerf or GuideLLM, or InferenceX-style CSV."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Row of a CSV of several points; default: the run's own.", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compare two runs, or one run with a measurement, metric by metric."""
     from hisparsim.results.directory import find_runs, read_run
+    from hisparsim.results.metrics import scenario_value
     from hisparsim_reports.comparison import chosen_two, compare_runs, compare_with_measurement
     from hisparsim_reports.errors import ReportError
     from hisparsim_reports.measured import read_measurement
@@ -36,7 +40,10 @@ def compare(
         if len(found) != 1:
             names_found = ", ".join(str(path) for path in found)
             raise ReportError(f"--measured is compared with one run, {len(found)} were found ({names_found})")
-        comparison = compare_with_measurement(read_run(found[0]), read_measurement(measured))
+        run = read_run(found[0])
+        if concurrency is None:
+            concurrency = scenario_value(run.scenario, "workload.concurrency")
+        comparison = compare_with_measurement(run, read_measurement(measured, concurrency))
     if as_json:
         print_json(comparison.as_json())
         return
