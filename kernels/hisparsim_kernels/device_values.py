@@ -22,7 +22,7 @@ from hisparsim_kernels.gather import gather_rows
 from hisparsim_kernels.grouped_gemm import grouped_gemm
 from hisparsim_kernels.indexer import KeyFormat, indexer_logits
 from hisparsim_kernels.mirror import mirror_rows
-from hisparsim_kernels.mla_decode import DecodeScratch
+from hisparsim_kernels.mla_decode import DecodeScratch, sparse_mla_decode
 from hisparsim_kernels.mla_prefill import sparse_mla_prefill
 from hisparsim_kernels.page_layout import PageLayout
 from hisparsim_kernels.references import grouped_gemm as gemm_reference
