@@ -36,6 +36,8 @@ from hisparsim.serving.steady import PlanInFlight, SteadyDecodes
 
 NEVER = 1 << 62
 """A token count that is never reached."""
+MAX_TIMES_GIVEN_UP = 3
+"""A request that runs alone and preempts itself more often than this at the same token will never get on."""
 
 
 class Wedged(RuntimeError):
@@ -109,6 +111,7 @@ class ServingCore:
         self._abandoned: dict[int, Request] = {}  # cancelled while a load still writes their blocks
         self._prefilling: dict[int, Request] = {}
         self._news: list[Action] = []
+        self._memory_moved = False  # since the last plan, by transfers or late frees
 
     # -- requests come and go ---------------------------------------------------------------------
 
@@ -156,6 +159,7 @@ class ServingCore:
     def notify(self, updates: Sequence[TransferUpdate]) -> None:
         """Transfers moved on; may come at any time, also while idle."""
         self.policy.notify(updates)
+        self._memory_moved = True
 
     def loaded(self, request_id: int) -> None:
         """A load that a request waits for is complete: it may be scheduled.
@@ -181,6 +185,11 @@ class ServingCore:
     def num_completed(self) -> int:
         """Plans that have come back."""
         return self._steady.completed
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a plan with tokens is in flight."""
+        return self._steady.planned > self._steady.completed
 
     @property
     def num_alive(self) -> int:
@@ -216,6 +225,7 @@ class ServingCore:
         if len(self._plans) >= self.limits.async_depth:
             raise ProtocolError(f"{len(self._plans)} plans are in flight, async_depth allows no more")
         self.notes = StepNotes()
+        self._memory_moved = False
         self.policy.begin_step()
         chosen: list[Request] = []
         counts: list[int] = []
@@ -363,10 +373,27 @@ class ServingCore:
                 notes.victim_in_flight = True
                 return False
             self.running.pop()
+            if victim is request:
+                self._check_progress(request)
             self._preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _check_progress(self, request: Request) -> None:
+        """Raise Wedged where a request gives itself up again and again though nobody else holds memory."""
+        if self.running or self._late or any(other.ledger is not None for other in self.waiting):
+            return
+        if request.computed > request.given_up_at:
+            request.given_up_at, request.times_given_up = request.computed, 0
+        request.times_given_up += 1
+        if request.times_given_up > MAX_TIMES_GIVEN_UP:
+            raise Wedged(
+                f"request {request.request_id} ({request.known:,} tokens) runs alone and gets no memory beyond "
+                f"its token {request.computed:,}: {self.policy.pool.num_free:,} of "
+                f"{self.policy.pool.num_usable:,} GPU blocks are free; give KV more memory (kv.gpu_kv_gib) or "
+                "lower kv.hot_rows or scheduler.max_num_batched_tokens"
+            )
 
     def _preempt(self, request: Request) -> None:
         self._news.append(Preempt(request.request_id, request.computed))
@@ -601,6 +628,7 @@ class ServingCore:
         self._steady.completed += bool(plan.requests or plan.steady)
         while self._late and self._late[0][0] <= self._steady.completed:
             self._late.popleft()[1]()
+            self._memory_moved = True
         result = Completion(plan.sequence, plan.steady_members())
         for request, count, verified, gives in zip(
             plan.requests, plan.counts, plan.drafts, plan.yields, strict=True
@@ -691,6 +719,8 @@ class ServingCore:
             return 0
         if self.waiting and notes.blocked_by not in ("gpu_blocks", "host_blocks", "max_num_seqs"):
             return 0
+        if self.waiting and self._memory_moved:
+            return 0  # the head may get in now
         if len(self._plans) != 1 or self._late or self._news:
             return 0
         if self.policy.actions or self.policy.looks_at_all():

@@ -46,10 +46,10 @@ class Request:
     """
 
     __slots__ = (
-        "base_completed", "base_planned", "computed", "drafts", "end_tokens", "hit_tokens", "in_flight",
-        "key_list", "known", "last_plan", "ledger", "next_seal", "num_preemptions", "output_tokens",
+        "base_completed", "base_planned", "computed", "drafts", "end_tokens", "given_up_at", "hit_tokens",
+        "in_flight", "key_list", "known", "last_plan", "ledger", "next_seal", "num_preemptions", "output_tokens",
         "page_keys", "placeholders", "prefilling", "prompt_tokens", "request_id", "slot_tokens", "stale",
-        "status", "steady", "steady_since", "steady_through", "wake",
+        "status", "steady", "steady_since", "steady_through", "times_given_up", "wake",
     )  # fmt: skip
 
     def __init__(self, spec: RequestSpec) -> None:
@@ -83,6 +83,10 @@ class Request:
         self.last_plan = 0
         """Sequence number of the last plan that computes tokens of it."""
         self.num_preemptions = 0
+        self.given_up_at = -1
+        """Most tokens that it had computed when it preempted itself while nobody else held memory."""
+        self.times_given_up = 0
+        """How often that happened at this token."""
         self.hit_tokens: int | None = None
         """Prefix tokens found at the first admission."""
         self.steady = False
