@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hisparsim.conform.rows import log_row
 from hisparsim.conform.totals import RunTotals
 from hisparsim.conform.workload import LoggedWorkload
-from hisparsim.serving.core import ServingCore
+from hisparsim.serving.core import ServingCore, Wedged
 from hisparsim.serving.lockstep import lockstep
 from hisparsim.serving.plan import Action
 from hisparsim.serving.policies import policy_class
@@ -88,7 +88,15 @@ def run_conformance(log: LoggedWorkload, *, check: bool = False) -> Conformance:
         check=check,
         max_steps=len(log.rows) + log.is_complete,
     )
-    for step in steps:
+    ended: tuple[str, ...] = ()
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration:
+            break
+        except Wedged as wedged:  # the core gave a request up that the engine went on trying
+            ended = (str(wedged),)
+            break
         row = log_row(core, step)
         totals.add_step(step, row)
         recent.extend((step.index, action) for action in getattr(step.plan, "actions", ()))
@@ -112,7 +120,7 @@ def run_conformance(log: LoggedWorkload, *, check: bool = False) -> Conformance:
             verdict.unknown_columns = tuple(column for column in log.columns if column not in row)
     verdict.wall_s = time.perf_counter() - started
     if num_own_steps < len(log.rows) and verdict.first_difference is None:
-        last = tuple(_describe(index, action) for index, action in recent)
+        last = tuple(_describe(index, action) for index, action in recent) + ended
         verdict.first_difference = Difference(
             num_own_steps,
             "step",

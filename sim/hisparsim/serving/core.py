@@ -192,6 +192,11 @@ class ServingCore:
         return self._steady.planned > self._steady.completed
 
     @property
+    def is_computing(self) -> bool:
+        """Whether a plan with tokens is in flight."""
+        return self._steady.planned > self._steady.completed
+
+    @property
     def num_alive(self) -> int:
         return len(self.requests)
 

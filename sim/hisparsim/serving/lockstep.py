@@ -37,7 +37,10 @@ class Users(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """Steps after the planning one with whose output a transfer is reported."""
+    """Steps after the planning one with whose output a transfer is reported.
+
+    A load waits for the steps in flight, where their blocks come back late: it counts from the next one.
+    """
 
     enqueued: int = 1
     done: int = 2
@@ -92,12 +95,14 @@ def lockstep(
         if core.num_alive or finish_to_tell or news:
             stuck = not (core.plans_in_flight or finish_to_tell or news or loads)
             finish_to_tell = False
+            # Steps in flight may still read or write the blocks that a load fills: it waits for them.
+            load_start = index + (core.is_computing and core.policy.defers_frees)
             plan = core.plan()
             if check:
                 core.check()
             yield LockstepStep(index, plan, core.policy.census(core.running), core.num_finished)
             if isinstance(plan, StepPlan):
-                _schedule_transfers(plan, index, lags, news, loads)
+                _schedule_transfers(plan, index, load_start, lags, news, loads)
             elif stuck and not core.notes.preemptions and max_steps is None:
                 raise core.wedged()
             queue.append((index, plan))
@@ -124,6 +129,7 @@ def lockstep(
 def _schedule_transfers(
     plan: StepPlan,
     index: int,
+    load_start: int,
     lags: Lags,
     news: dict[int, list[TransferUpdate]],
     loads: dict[int, list[int]],
@@ -136,8 +142,8 @@ def _schedule_transfers(
             news.setdefault(index + max(lags.done, lags.enqueued), []).append(done)
         elif isinstance(action, Load):
             done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
-            loads.setdefault(index + lags.loaded, []).append(action.request_id)
-            news.setdefault(index + lags.loaded, []).append(done)
+            loads.setdefault(load_start + lags.loaded, []).append(action.request_id)
+            news.setdefault(load_start + lags.loaded, []).append(done)
 
 
 def _outcome(core: ServingCore, plan: StepPlan, accepted: Callable[[Request, int], int] | None) -> Outcome:
