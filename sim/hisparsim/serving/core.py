@@ -192,11 +192,6 @@ class ServingCore:
         return self._steady.planned > self._steady.completed
 
     @property
-    def is_computing(self) -> bool:
-        """Whether a plan with tokens is in flight."""
-        return self._steady.planned > self._steady.completed
-
-    @property
     def num_alive(self) -> int:
         return len(self.requests)
 
@@ -394,10 +389,10 @@ class ServingCore:
         request.times_given_up += 1
         if request.times_given_up > MAX_TIMES_GIVEN_UP:
             raise Wedged(
-                f"request {request.request_id} ({request.known:,} tokens) runs alone and gets no memory beyond "
-                f"its token {request.computed:,}: {self.policy.pool.num_free:,} of "
-                f"{self.policy.pool.num_usable:,} GPU blocks are free; give KV more memory (kv.gpu_kv_gib) or "
-                "lower kv.hot_rows or scheduler.max_num_batched_tokens"
+                f"request {request.request_id} ({request.known:,} tokens) runs alone and gets no memory "
+                f"beyond its token {request.computed:,}: {self.policy.pool.num_free:,} of "
+                f"{self.policy.pool.num_usable:,} GPU blocks are free; give KV more memory (kv.gpu_kv_gib), "
+                "or lower kv.hot_rows or scheduler.max_num_batched_tokens"
             )
 
     def _preempt(self, request: Request) -> None:
@@ -716,8 +711,8 @@ class ServingCore:
     def quiet_steps(self) -> int:
         """How many further rounds only lengthen contexts, one plan being in flight. Changes nothing.
 
-        A round makes a plan and brings the oldest one back. Holds as long as nothing is submitted, cancelled or
-        notified meanwhile.
+        A round makes a plan and brings the oldest one back. Holds as long as nothing is submitted, cancelled
+        or notified meanwhile.
         """
         steady, notes = self._steady, self.notes
         if not len(steady) or len(steady) != len(self.running):

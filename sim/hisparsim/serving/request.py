@@ -47,9 +47,10 @@ class Request:
 
     __slots__ = (
         "base_completed", "base_planned", "computed", "drafts", "end_tokens", "given_up_at", "hit_tokens",
-        "in_flight", "key_list", "known", "last_plan", "ledger", "next_seal", "num_preemptions", "output_tokens",
-        "page_keys", "placeholders", "prefilling", "prompt_tokens", "request_id", "slot_tokens", "stale",
-        "status", "steady", "steady_since", "steady_through", "times_given_up", "wake",
+        "in_flight", "key_list", "known", "last_plan", "ledger", "next_seal", "num_preemptions",
+        "output_tokens", "page_keys", "placeholders", "prefilling", "prompt_tokens", "request_id",
+        "slot_tokens", "stale", "status", "steady", "steady_since", "steady_through", "times_given_up",
+        "wake",
     )  # fmt: skip
 
     def __init__(self, spec: RequestSpec) -> None:

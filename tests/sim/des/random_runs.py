@@ -1,7 +1,7 @@
-"""Random small runs for property tests: a scenario of the tiny model and a trace, and how to compare results.
+"""Random small runs for property tests: a scenario of the tiny model, a trace, and how to compare results.
 
-The model is `tiny-dsa` with pools of a few requests, links slow enough that transfers outlive steps, and prompts
-of a few pages, so that a run of forty milliseconds meets waiting, preemption, eviction and idle times.
+The model is `tiny-dsa` with pools of a few requests, links slow enough that transfers outlive steps, and
+prompts of a few pages, so that a short run meets waiting, preemption, eviction and idle times.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +26,7 @@ QUICK = settings(
 
 
 def run(scenario: Scenario, trace: Trace, **how: bool) -> RunResult | str:
-    """The result, or why the run ended: without a prefix cache a tight pool may be too small for one request."""
+    """The result, or why the run ended: without a prefix cache a tight pool may be too small for a request."""
     try:
         return simulate(scenario, trace, **how)
     except Wedged as error:
@@ -70,7 +72,7 @@ def hold_the_order_of_time(result: RunResult) -> None:
     requests, steps = result.requests, result.steps
     done = result.has_status(RequestStatus.FINISHED)
     order = [requests[name][done] for name in ("arrival_ns", "admitted_ns", "first_token_ns", "finish_ns")]
-    for earlier, later in zip(order, order[1:], strict=False):
+    for earlier, later in pairwise(order):
         assert (earlier <= later).all()
     assert (order[2] > order[0]).all()
     ends = steps["start_ns"] + steps["duration_ns"]
