@@ -125,15 +125,17 @@ class Listener(Solo):
         return output
 
 
-def run_listening(scenario: Scenario, trace: Trace, options: RunOptions) -> tuple[RealRun, StepSamples]:
-    """Change: a real run and the samples of its steps, the first ones left out."""
+def run_listening(
+    scenario: Scenario, trace: Trace, options: RunOptions, *, skip: int = 0
+) -> tuple[RealRun, StepSamples]:
+    """Change: a real run and the samples of its steps, the first ``skip`` left out."""
     packed = policy_class(scenario.policy.name).uses_groups
     crew = Listener(options, top_k=scenario.model_spec.index_top_k, resolve=packed)
     run = run_real(scenario, trace, options, crew=crew)
-    return run, samples_of(run.result, crew.loads)
+    return run, samples_of(run.result, crew.loads, skip)
 
 
-def samples_of(result: RunResult, loads: Sequence[StepLoad], skip: int = WARM_UP_STEPS) -> StepSamples:
+def samples_of(result: RunResult, loads: Sequence[StepLoad], skip: int) -> StepSamples:
     """Query: steps of a run with their loads; the pause before the next step is overhead of this one."""
     steps = result.steps
     start, duration = steps["start_ns"], steps["duration_ns"]
@@ -188,7 +190,7 @@ def run_probes(
     for number, probe in enumerate(probes, 1):
         if progress is not None:
             progress(f"probe {number} of {len(probes)}: {probe.policy}, {probe.users} users")
-        _, samples = run_listening(probe.scenario(scenario), probe.trace(), options)
+        _, samples = run_listening(probe.scenario(scenario), probe.trace(), options, skip=WARM_UP_STEPS)
         parts.append(samples)
     return StepSamples.joined(parts)
 

@@ -32,6 +32,7 @@ COMMANDS = MappingProxyType(
         "recommend": ("hisparsim.cli.recommend:recommend", "A configuration for a trace, with engine flags."),
         "calibrate": ("hisparsim.cli.calibrate:calibrate", "Measure this machine's step times and links."),
         "validate": ("hisparsim.cli.validate:validate", "Simulated against measured on this machine."),
+        "doctor": ("hisparsim.cli.doctor:doctor", "Is this machine fit for real runs?"),
         "kernels": ("hisparsim_kernels.cli:app", "Compile and measure the Triton kernels."),
     }
 )
