@@ -140,7 +140,7 @@ def self_tests(device: Device) -> tuple[SelfTest, ...]:
 
 
 def _rows_survive(device: Device) -> SelfTest:
-    """Packing fp8 rows keeps values within the format's rounding (1/16 of a tile's largest)."""
+    """Rows of random values are packed on the device into the bytes that the format has."""
     generator = torch.Generator().manual_seed(7)
     latent = torch.randn(64, 512, generator=generator).to(device.torch_device)
     rope = torch.randn(64, 64, generator=generator).to(device.torch_device)
@@ -215,9 +215,7 @@ def findings(
     found = []
     load, cores = float(machine["load_1min"]), int(machine["num_cores"])
     if load > 0.5 * cores:
-        found.append(
-            f"the load is {load:.1f} on {cores} cores: end other work, or the validation will be too noisy to tell"
-        )
+        found.append(f"the load is {load:.1f} on {cores} cores: a validation would be too noisy to tell")
     locked = limits["locked_memory_bytes"]
     if device.is_cuda and locked is not None and locked < plan.host_pool_bytes:
         found.append(

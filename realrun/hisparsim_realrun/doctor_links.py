@@ -1,7 +1,7 @@
-"""Where each GPU hangs and what its link gives: alone, both ways, all GPUs at once, by place of host memory.
+"""Where each GPU hangs and what its link gives: alone, both ways, all GPUs at once, by host placement.
 
-Host memory is placed by pinning this process to the cores of one socket while a buffer is first touched, which
-is how the kernel's default policy decides. Without a GPU the two tiers are both in RAM: the copies between
+Host memory is placed by pinning this process to one socket's cores while a buffer is first touched, which is
+how the kernel's default policy decides. Without a GPU the two tiers are both in RAM: the copies between
 them are measured, and a gather of scattered rows.
 """
 
@@ -73,7 +73,8 @@ def gpu_places() -> tuple[GpuPlace, ...]:
 def measure_gpu_links(places: tuple[GpuPlace, ...]) -> tuple[LinkReport, ...]:
     """Change: each GPU alone, both ways and all together, with host memory on each socket in turn."""
     reports: list[LinkReport] = []
-    for node in host_nodes() or [None]:
+    nodes: list[int | None] = [*host_nodes()]
+    for node in nodes or [None]:
         with on_node(node):
             host = {place.index: _pinned(2) for place in places}
         device = {

@@ -88,6 +88,8 @@ def _scatter(document: Mapping[str, Any]) -> Any:
     names = list(dict.fromkeys(entry["name"] for entry in document["workloads"]))
 
     def draw(plt: Any) -> Any:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
         figure, grid = plt.subplots(
             1, len(SCATTERED), figsize=(3.1 * len(SCATTERED), 3.6), layout="constrained"
         )
@@ -112,6 +114,10 @@ def _scatter(document: Mapping[str, Any]) -> Any:
                 axes.plot(measured, simulated, mark, ms=7, **style)
             axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
             axes.set_aspect("equal")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axis.set_minor_formatter(NullFormatter())
             axes.set_title(_TITLES[metric])
             axes.set_xlabel("measured")
         np.atleast_1d(grid)[0].set_ylabel("simulated")
@@ -208,7 +214,8 @@ def _budgets(document: Mapping[str, Any]) -> Any:
         limit = max(float(np.abs(shares).max()), 1.0)
         axes.imshow(shares[order], cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         for (row, column), value in np.ndenumerate(shares[order]):
-            axes.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=8)
+            colour = "white" if abs(value) > 0.6 * limit else INK
+            axes.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=colour)
         axes.set_yticks(range(len(parts)), [parts[place].replace("_", " ") for place in order])
         labels = [f"{entry['name']}\n{entry['policy']}" for entry in entries]
         axes.set_xticks(range(len(entries)), labels, rotation=60, ha="right", fontsize=8)

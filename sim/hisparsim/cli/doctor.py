@@ -1,4 +1,4 @@
-"""``hisparsim doctor``: is this machine fit for real runs, what do its links give, what would a validation take."""
+"""``hisparsim doctor``: is this machine fit for real runs, and what would a validation take."""
 
 from __future__ import annotations
 
