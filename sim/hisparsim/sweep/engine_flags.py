@@ -20,7 +20,7 @@ from typing import Any
 
 from hisparsim.specs.kv_layout import RowFormat
 from hisparsim.specs.scenario import Scenario
-from hisparsim.specs.setup import PoolKind
+from hisparsim.specs.setup import gpu_kv_gib
 from hisparsim.specs.weights import GIB
 
 from .identity import reads_host_pool
@@ -138,9 +138,11 @@ def sglang_flags(scenario: Scenario) -> EngineFlags:
 
 
 def host_to_device_ratio(scenario: Scenario) -> int:
-    """Query: SGLang's ratio of host tokens to GPU tokens that gives the scenario's host pool, at least 2."""
-    setup = scenario.setup(PoolKind.PACKED)
-    return max(math.floor(setup.num_host_blocks / max(setup.baseline_num_blocks, 1)), 2)
+    """Query: SGLang's ratio of the host pool to the KV of one GPU, whole and at most the scenario's.
+
+    It is at least 2, SGLang's default.
+    """
+    return max(math.floor(scenario.host_pool_gib / gpu_kv_gib(scenario)), 2)
 
 
 def _static_share(scenario: Scenario) -> float:
