@@ -158,7 +158,7 @@ def test_sglang_flags_are_documented_options_of_0_5_23(name: str) -> None:
         assert parsed["--speculative-num-draft-tokens"] == scenario.speculation.draft_tokens + 1
 
 
-@pytest.mark.parametrize("name", ["hybrid", "gpu-only", "prefix-offload", "mtp", "dp8", "bf16"])
+@pytest.mark.parametrize("name", ["hybrid", "gpu-only", "prefix-offload", "mtp", "dp", "bf16"])
 def test_vllm_flags_read_back_are_the_scenario(name: str) -> None:
     scenario = hisparsim.Scenario.load(None, SCENARIOS[name])
     back = translate_command(f"vllm serve zai-org/GLM-5.3-FP8 {vllm_flags(scenario)}")
@@ -170,15 +170,15 @@ def test_vllm_flags_read_back_are_the_scenario(name: str) -> None:
     assert read.row_format is scenario.row_format
     assert read.kv.prefix_caching == scenario.kv.prefix_caching
     assert read.speculation.draft_tokens == scenario.speculation.draft_tokens
-    if name in ("hybrid", "mtp", "dp8", "bf16"):
+    if name in ("hybrid", "mtp", "dp", "bf16"):
         assert (read.hot_rows, read.host_pool_gib) == (scenario.hot_rows, scenario.host_pool_gib)
     if name == "prefix-offload":
         assert read.prefix_offload_gib == scenario.prefix_offload_gib
 
 
-@pytest.mark.parametrize("name", ["host-resident", "gpu-only", "prefix-offload", "dp8"])
+@pytest.mark.parametrize("name", ["host-resident", "gpu-only", "prefix-offload", "dp"])
 def test_sglang_flags_read_back_are_the_scenario(name: str) -> None:
-    overrides = [*SCENARIOS[name], *(["policy.name=host-resident"] if name == "dp8" else [])]
+    overrides = [*SCENARIOS[name], *(["policy.name=host-resident"] if name == "dp" else [])]
     scenario = hisparsim.Scenario.load(None, overrides)
     read = translate_command(
         f"python -m sglang.launch_server --model-path zai-org/GLM-5.3-FP8 {sglang_flags(scenario)}"
@@ -187,7 +187,7 @@ def test_sglang_flags_read_back_are_the_scenario(name: str) -> None:
     assert read.scheduler.max_num_seqs == scenario.scheduler.max_num_seqs
     assert read.parallel == scenario.parallel
     assert gpu_kv_gib(read) == pytest.approx(gpu_kv_gib(scenario), rel=0.01)
-    if name in ("host-resident", "dp8"):
+    if name in ("host-resident", "dp"):
         assert read.hot_rows == scenario.hot_rows
         assert scenario.host_pool_gib * 0.75 < read.host_pool_gib <= scenario.host_pool_gib * 1.01
     if name == "prefix-offload":
