@@ -22,7 +22,7 @@ from hisparsim.des.draws import tokens_of_verify_step
 from hisparsim.des.recorder import BASE_COLUMNS, StepTable
 from hisparsim.des.replica import Replica, Snapshot
 from hisparsim.des.world import World
-from hisparsim.serving.plan import Admit, Load, Outcome, StepPlan, WriteBack
+from hisparsim.serving.plan import Admit, Load, Outcome, Restore, StepPlan, WriteBack
 
 TERMS = tuple(Term)
 STEP_TABLE_COLUMNS = (*BASE_COLUMNS, *(f"cost_{term.value}_ns" for term in TERMS))
@@ -57,6 +57,8 @@ class Gang:
                     return
                 yield world.idle(self.replicas)
                 continue
+            if self._start_loads(active):
+                continue
             self.num_events += 1
             if self._stretches:
                 duration_ns = self._stretch(active[0])
@@ -82,6 +84,17 @@ class Gang:
             yield env.timeout(duration_ns)
             for replica, (plan, _) in zip(active, plans, strict=True):
                 self._complete(replica, plan, started_ns)
+
+    def _start_loads(self, active: list[Replica]) -> bool:
+        """Take plans that compute nothing and only start loads: they need no time."""
+        empty = [r for r in active if r.next_plan is not None and not r.next_plan.num_tokens]
+        for replica in empty:
+            plan, _ = self._take_plan(replica)
+            now_ns = int(self.world.env.now)
+            self._note_admissions(plan, now_ns)
+            replica.desk.start(plan)
+            self._complete(replica, plan, now_ns)
+        return bool(empty)
 
     def _anything_to_come(self) -> bool:
         """Whether waiting can help; raises Wedged where requests wait for nothing."""
@@ -139,7 +152,7 @@ class Gang:
         """Take a stretch of quiet steps at once: its nanoseconds, or 0 where there is none."""
         core, plan, world = replica.core, replica.next_plan, self.world
         assert plan is not None
-        if plan.prefills or any(isinstance(action, (WriteBack, Load)) for action in plan.actions):
+        if plan.prefills or any(isinstance(action, WriteBack | Load | Restore) for action in plan.actions):
             return 0
         count = min(core.quiet_steps(), replica.desk.quiet_plans(plan.plan_id), MAX_STRETCH)
         if count < MIN_STRETCH:

@@ -12,7 +12,7 @@ import simpy
 
 from hisparsim.des.links import HostLink, TransferKind
 from hisparsim.serving.core import ServingCore
-from hisparsim.serving.plan import Load, StepPlan, TransferPhase, TransferUpdate, WriteBack
+from hisparsim.serving.plan import Load, Restore, StepPlan, TransferPhase, TransferUpdate, WriteBack
 
 MIRRORED_LAG = 2
 """Steps after which a write-back without bytes of its own is reported done."""
@@ -59,10 +59,14 @@ class TransferDesk:
                 else:
                     done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
                     self._news.setdefault(plan.plan_id + MIRRORED_LAG, []).append(done)
-            elif isinstance(action, Load):
+            elif isinstance(action, Load | Restore):
+                loads = action.request_id if isinstance(action, Load) else None
+                if loads is None:
+                    enqueued = TransferUpdate(action.transfer_id, TransferPhase.ENQUEUED)
+                    self._news.setdefault(plan.plan_id + 1, []).append(enqueued)
                 self.num_flows += 1
                 self.h2d_bytes += action.num_bytes
-                self._flow(action.num_bytes, TransferKind.RESTORE, action.transfer_id, action.request_id)
+                self._flow(action.num_bytes, TransferKind.RESTORE, action.transfer_id, loads)
 
     def quiet_plans(self, plan_id: int) -> int:
         """How many plans from this one on come back without news of a transfer. Changes nothing."""
