@@ -22,6 +22,7 @@ from .hot import HotBuffers
 from .model import Combine, Model, sum_of
 from .options import RunOptions, SelectionMode
 from .pools import Pools
+from .recorded import RecordedSelections, SelectionRecorder
 from .residency import Residency
 from .selection import ProfileSelection
 from .tables import BlockTables
@@ -46,6 +47,8 @@ class Blueprint:
     seed: int
     profile: LocalityProfile | None
     """None = selections of the model itself."""
+    record_selections: Path | None
+    replay_selections: Path | None
     batch_invariant: bool
     keep_hidden: bool
     inline_copies: bool
@@ -75,6 +78,8 @@ def blueprint(
         with_mtp=limits.draft_tokens > 0,
         seed=seed,
         profile=profile if options.selection is SelectionMode.PROFILE else None,
+        record_selections=options.record_selections,
+        replay_selections=options.replay_selections,
         batch_invariant=options.batch_invariant,
         keep_hidden=options.keep_hidden,
         inline_copies=options.inline_copies,
@@ -137,6 +142,13 @@ def make_executor(
         writes_host=rank == 0,
         process=process,
     )
+    top_k, num_units = model_spec.index_top_k, len(geometry.units)
+    if plan.record_selections is not None and rank == 0:
+        executor.recorder = SelectionRecorder(
+            plan.record_selections, top_k=top_k, num_units=num_units, model=model_spec.name
+        )
+    if plan.replay_selections is not None:
+        executor.recorded = RecordedSelections(plan.replay_selections, top_k=top_k, num_units=num_units)
     if plan.keep_hidden:
         executor.hidden = {}
     return executor

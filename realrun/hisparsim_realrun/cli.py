@@ -1,9 +1,10 @@
-"""Commands of the real runner: ``realrun`` plays a trace on real memory, ``replay-log`` its decisions again."""
+"""Commands of the real runner: ``realrun`` plays a trace on real memory, ``replay-log`` decides it again."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,10 @@ def realrun(
     layers: Annotated[int | None, typer.Option(help="The model's first layers only.", min=1)] = None,
     experts: Annotated[int | None, typer.Option(help="Its first experts only.", min=1)] = None,
     selection: Annotated[str, typer.Option(help="profile (of the scenario) or model.")] = "profile",
+    record_topk: Annotated[Path | None, typer.Option(help="New top-k trace of what decodes select.")] = None,
+    replay_topk: Annotated[
+        Path | None, typer.Option(help="Top-k trace whose selections decodes repeat.")
+    ] = None,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Bits that do not depend on batch, policy or ranks.")
     ] = False,
@@ -51,7 +56,11 @@ def realrun(
     from .geometry import sliced_scenario
     from .ranks import Leader, follow
 
-    options = _options(device, kernels, threads, selection, batch_invariant)
+    options = replace(
+        _options(device, kernels, threads, selection, batch_invariant),
+        record_selections=record_topk,
+        replay_selections=replay_topk,
+    )
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if num_ranks > 1 and int(os.environ["RANK"]) > 0:
         _following(lambda: follow(options))

@@ -30,6 +30,7 @@ from .errors import RunDied
 from .geometry import Unit
 from .model import Model, Projected, rope_angles
 from .pools import Pools
+from .recorded import RecordedSelections, SelectionRecorder
 from .residency import Residency, Staging
 from .selection import ProfileSelection
 from .tables import TableChanges
@@ -111,6 +112,8 @@ class Executor:
         self.tier = PrefixTier()
         self.hidden: dict[tuple[int, int], torch.Tensor] | None = None
         """(request, position) -> final hidden state, kept where a dictionary is put here."""
+        self.recorder: SelectionRecorder | None = None
+        self.recorded: RecordedSelections | None = None
         self._moved_h2d = 0
         self._moved_d2h = 0
 
@@ -296,9 +299,24 @@ class Executor:
             selection = self.kernels.select(unit.index, own, heads, table, span.start, keep_newest)
             if (selection[:, 0] < 0).any():  # a token sees itself, so there is always something to select
                 raise RunDied(f"request {span.request_id}: its index logits are not finite (NaN)")
-            selections.append(selection)
+            selections.append(self._noted(span, unit, selection))
             self.clock.mark(Term.PREFILL_INDEXER if span.is_prefill else Term.DECODE_INDEXER)
         return selections
+
+    def _noted(self, span: Span, unit: Unit, selection: Ints) -> Ints:
+        """A selection as it will be read: from the recording, if there is one, and put on record."""
+        prompt = self.content.spec(span.request_id).prompt_tokens
+        if self.recorded is not None:
+            selection = self.recorded.replace(span, unit, selection, prompt)
+        if self.recorder is not None and not span.is_prefill:
+            self.recorder.note(span, unit, selection, prompt)
+        return selection
+
+    def close(self) -> None:
+        """Change: finish copies and files."""
+        self.copies.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def _place(
         self, tokens: _Tokens, unit: Unit, selections: list[Ints]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 
 class SelectionMode(Enum):
@@ -25,6 +26,10 @@ class RunOptions:
     threads: int | None = None
     """Compute threads on a CPU; None = all cores but one."""
     selection: SelectionMode = SelectionMode.PROFILE
+    record_selections: Path | None = None
+    """New top-k trace of what decodes select."""
+    replay_selections: Path | None = None
+    """Top-k trace whose selections decodes repeat, token by token; what it lacks comes from ``selection``."""
     batch_invariant: bool = False
     """Products of fixed shapes: a token's bits do not depend on the batch, the policy or the ranks."""
     keep_hidden: bool = False

@@ -109,7 +109,7 @@ class Solo:
 
     def close(self) -> None:
         if self._executor is not None:
-            self._executor.copies.close()
+            self._executor.close()
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Leader(_Member):
 
     def close(self) -> None:
         if self._executor is not None:
-            self._executor.copies.close()
+            self._executor.close()
         if not self._over:
             self._over = True
             with suppress(RunDied):

@@ -100,11 +100,11 @@ def test_a_stale_hot_row_is_found(bench, closed_loop):
 
         executor.residency.hot.reset = reset_once
 
-    lengths = [(250, 70)] * 5
+    lengths = [(180, 30)] * 4
     sound = bench("gpu-only", 40).run(closed_loop(lengths, 2))
     two_users = lambda _, __: closed_loop(lengths, 2)  # noqa: E731
-    assert not is_found(sound, bench, two_users, ("hybrid", 26), lambda _: None)
-    assert is_found(sound, bench, two_users, ("hybrid", 26), fault)
+    assert not is_found(sound, bench, two_users, ("hybrid", 22), lambda _: None)
+    assert is_found(sound, bench, two_users, ("hybrid", 22), fault)
 
 
 def test_a_value_that_is_not_finite_ends_the_run_and_names_the_request(bench, closed_loop):

@@ -83,3 +83,35 @@ def test_a_profile_that_is_known_by_its_misses_only_is_refused():
     )
     with pytest.raises(RealRunError, match="generates no selections"):
         ProfileSelection(scaled, Content(256, 0), UNITS, 0)
+
+
+def test_recorded_selections_are_played_back_under_another_policy(tmp_path, bench, closed_loop):
+    from dataclasses import replace
+
+    from hisparsim_realrun.recorded import RecordedSelections, SelectionRecorder
+    from hisparsim_traces.topk import TopkReader
+
+    path, lengths = tmp_path / "own.topk", [(150, 12), (90, 9)]
+    case = bench("gpu-only", 40)
+    top_k = case.model.index_top_k
+    num_units = 2
+
+    def record(executor):
+        executor.recorder = SelectionRecorder(path, top_k=top_k, num_units=num_units, model="tiny")
+
+    recorded = case.run(closed_loop(lengths, 2), change=record)
+    recorded.executor.close()
+    decoded = sum(len(batch) for batch in TopkReader(path))
+    # the last token of each request is answered, never decoded
+    assert decoded == num_units * sum(output - 1 for _, output in lengths)
+
+    def replay(executor):
+        executor.recorded = RecordedSelections(path, top_k=top_k, num_units=num_units)
+
+    other = replace(bench("host-resident", 60), seed=case.seed)
+    again = other.run(closed_loop(lengths, 2), change=replay)
+    assert again.differences(recorded) == []
+    with pytest.raises(RealRunError, match="the model selects 64 in 3"):
+        RecordedSelections(path, top_k=top_k, num_units=3)
+    with pytest.raises(RealRunError, match="selections of"):
+        RecordedSelections(tmp_path / "none.topk", top_k=top_k, num_units=3)
