@@ -26,7 +26,7 @@ QUICK = settings(
 
 
 def run(scenario: Scenario, trace: Trace, **how: bool) -> RunResult | str:
-    """The result, or why the run ended: without a prefix cache a tight pool may be too small for a request."""
+    """The result, or why the run ended: without a prefix cache a tight pool may be too small for one."""
     try:
         return simulate(scenario, trace, **how)
     except Wedged as error:
