@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hisparsim.results import RequestStatus, RunResult
 from hisparsim.results.distribution import STATISTICS
 from hisparsim.results.metrics import Metrics, compute_metrics
-from hisparsim.specs.errors import nearest_key
+from hisparsim.specs.errors import nearest
 
 from .errors import SweepError
 
@@ -76,7 +76,7 @@ def numeric_metric(name: str) -> str:
         SweepError: unknown (the nearest is named), or text.
     """
     if name not in METRICS:
-        close = nearest_key(name, METRICS)
+        close = nearest(name, METRICS)
         hint = f" (did you mean {close!r}?)" if close else ""
         raise SweepError(f"unknown metric {name!r}{hint}; known: {', '.join(METRICS)}")
     if METRICS[name] is str:

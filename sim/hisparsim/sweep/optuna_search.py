@@ -17,12 +17,16 @@ from .ranking import violated
 from .search import COMPLETE, Candidates, Verdict, prefixes
 
 BATCH = 8
+MAX_ASKS = 10
+"""Asks for each combination wanted, since the sampler repeats itself where it is sure."""
 UNDEFINED_COST = 1e12
 """What Optuna is told of an objective that has no value."""
 
 
 def optuna_search(candidates: Candidates, num_trials: int, seed: int) -> dict[int, Verdict]:
-    """Change: try ``num_trials`` combinations; returns what became of each that was tried.
+    """Change: try ``num_trials`` different combinations; returns what became of each that was tried.
+
+    The sampler may come back to a combination: that costs no run and counts for nothing.
 
     Raises:
         MissingLibraryError: Optuna is not installed.
@@ -40,9 +44,10 @@ def optuna_search(candidates: Candidates, num_trials: int, seed: int) -> dict[in
         study = optuna.create_study(directions=["minimize"] * len(candidates.objectives), sampler=sampler)
         prefix = prefixes(candidates.plan, len(candidates))[0]
         verdicts: dict[int, Verdict] = {}
-        done = 0
-        while done < num_trials:
-            batch = [study.ask() for _ in range(min(BATCH, num_trials - done))]
+        wanted, num_asked = min(num_trials, len(candidates)), 0
+        while len(verdicts) < wanted and num_asked < MAX_ASKS * wanted:
+            batch = [study.ask() for _ in range(min(BATCH, wanted - len(verdicts)))]
+            num_asked += len(batch)
             chosen = [candidates.find(_suggest(trial, candidates)) for trial in batch]
             early = candidates.evaluate(chosen, prefix)
             if candidates.constraints and prefix is not None:
@@ -54,7 +59,6 @@ def optuna_search(candidates: Candidates, num_trials: int, seed: int) -> dict[in
                 verdict = COMPLETE if i in whole else Verdict(prefix, _reason(record, candidates))
                 verdicts[i] = verdict
                 _tell(study, trial, whole.get(i, record), candidates)
-            done += len(batch)
     return verdicts
 
 
