@@ -16,6 +16,7 @@ from .content import Content
 from .copies import CopyEngine
 from .cpu_kernels import CpuKernels
 from .devices import Device, KernelKind
+from .errors import RealRunError
 from .executor import Executor, Mirrors
 from .geometry import geometry_of
 from .hot import HotBuffers
@@ -63,7 +64,15 @@ def blueprint(
     options: RunOptions,
     seed: int,
 ) -> Blueprint:
-    """Query: the blueprint of a run under a policy."""
+    """Query: the blueprint of a run under a policy.
+
+    Raises:
+        RealRunError: the policy does what a real run cannot.
+    """
+    if policy.option_values.get("indexer_offload"):
+        raise RealRunError(
+            "policy.indexer_offload: indexer pages are not offloaded in real runs; leave it off"
+        )
     if policy.uses_groups:
         num_host_blocks = limits.num_host_blocks
     else:  # a whole-page policy with a host tier keeps a ledger called ``tier``

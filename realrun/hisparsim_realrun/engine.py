@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 from hisparsim.des.arrivals import Arrivals
 from hisparsim.des.draws import tokens_of_verify_step
 from hisparsim.des.identity import PageIdentity
 from hisparsim.des.simulate import limits_of, trace_summary
+from hisparsim.des.summary import bound_by
 from hisparsim.locality.profile import load_profile
 from hisparsim.results.records import RequestStatus, RunResult
 from hisparsim.serving.core import ServingCore
@@ -32,7 +31,7 @@ from hisparsim_traces import Trace
 from .assemble import blueprint
 from .decisions import Record
 from .desk import TransferDesk
-from .errors import RunDied
+from .errors import death_of
 from .inputs import Input, RecordedCore
 from .options import RunOptions
 from .ranks import Crew, Solo
@@ -101,20 +100,22 @@ def _engine(
     policy = kind(limits, **scenario.policy.options)
     profile = load_profile(scenario.locality.profile, model.index_top_k)
     plan = blueprint(model, scenario.row_format, limits, policy, profile, options, scenario.seed)
-    crew.build(plan)
+    try:
+        crew.build(plan)
+    except Exception as error:
+        raise death_of(error) or error from error
     return Engine(scenario, setup, trace, ServingCore(limits, policy), crew, policy, progress)
 
 
 def _serve(engine: Engine) -> RealRun:
     try:
         return engine.serve()
-    except RunDied as death:
+    except Exception as error:
+        death = death_of(error)
+        if death is None:
+            raise
         death.run = engine.finish()
-        raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        exhausted = RunDied(f"memory ran out: {error}")
-        exhausted.run = engine.finish()
-        raise exhausted from error
+        raise death from error
 
 
 @dataclass
@@ -246,6 +247,7 @@ class Engine:
     def _summary(self) -> dict[str, Any]:
         steps, record, counts = self.record.step_columns(), self.record, self.arrivals.counts
         busy_ns = max(int(steps["duration_ns"].sum()), 1)
+        blocked = {reason: ns / busy_ns for reason, ns in sorted(record.blocked_ns.items())}
         rows = self.crew.row_counts
         moved = {name: int(steps[name].sum()) if name in steps else 0 for name in ("h2d_bytes", "d2h_bytes")}
         notes = [f"measured on {self.crew.describe()}"]
@@ -254,7 +256,8 @@ class Engine:
         return {
             "measured": True,
             "device": self.crew.describe(),
-            "blocked_share": {reason: ns / busy_ns for reason, ns in sorted(record.blocked_ns.items())},
+            "blocked_share": blocked,
+            "bound_by": bound_by(blocked, steps, busy_ns) if record.steps else None,
             "num_gpu_blocks": self.setup.num_gpu_blocks,
             "gpu_block_bytes": self.setup.gpu_block_bytes,
             "num_host_blocks": self.setup.num_host_blocks if self.policy.uses_groups else 0,

@@ -23,5 +23,19 @@ class RunDied(RuntimeError):
         self.run: RealRun | None = None
 
 
+def death_of(error: Exception) -> RunDied | None:
+    """Query: the death that an error means, None where it is something else (a fault of the program).
+
+    torch names an exhausted GPU in a class of its own, an exhausted host only in words.
+    """
+    if isinstance(error, RunDied):
+        return error
+    first = str(error).partition("\n")[0]
+    lowered = first.lower()
+    if isinstance(error, MemoryError) or "out of memory" in lowered or "can't allocate memory" in lowered:
+        return RunDied(f"memory ran out: {first or type(error).__name__}")
+    return None
+
+
 EXIT_DIED = 3
 """Exit code of the command line for :class:`RunDied`."""

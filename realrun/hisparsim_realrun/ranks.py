@@ -27,7 +27,7 @@ from hisparsim.serving.request import RequestSpec
 from .assemble import Blueprint, make_executor
 from .copies import CopyEngine
 from .devices import Device, open_device
-from .errors import RealRunError, RunDied
+from .errors import RealRunError, RunDied, death_of
 from .executor import Executor, StepOutput
 from .model import sum_of
 from .options import RunOptions
@@ -286,7 +286,10 @@ def follow(options: RunOptions) -> None:
             break
         for spec in message.specs:
             executor.content.register(spec)
-        executor.run(message.work)
+        try:
+            executor.run(message.work)
+        except Exception as error:
+            raise death_of(error) or error from error
     dist.destroy_process_group()
 
 

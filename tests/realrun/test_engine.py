@@ -118,7 +118,8 @@ class Ailing(Solo):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (torch.OutOfMemoryError("tried to allocate 3 GiB"), "memory ran out: tried to allocate"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB"), "memory ran out: CUDA out"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "memory ran out: Default"),
         (RunDied("request 3: its hidden state is not finite"), "not finite"),
     ],
 )
@@ -140,6 +141,7 @@ def test_what_had_finished_is_kept_when_a_run_dies(error, message, tmp_path):
         (["kv.dtype=nvfp4"], "a real run stores rows as bf16 or fp8_ds_mla"),
         (["kv.host_pool_gib=900"], "GiB are available: lower kv.host_pool_gib"),
         (["locality.profile=no-such"], "no-such"),
+        (["policy.indexer_offload=true"], "not offloaded in real runs"),
     ],
 )
 def test_a_scenario_that_this_machine_cannot_run_is_refused_in_one_line(settings, message, tmp_path):

@@ -20,14 +20,15 @@ def accepted(request: Request, drafts: int) -> int:
 
 
 POLICIES = [
-    ("gpu-only", 9, 0),
-    ("prefix-offload", 9, 0),
-    ("hybrid", 60, 0),
-    ("hybrid", 36, 0),
-    ("hybrid", 36, 2),
-    ("host-resident", 60, 0),
-    ("host-resident", 60, 2),
-    ("thrash", 30, 2),
+    ("gpu-only", 9, 0, {}),
+    ("prefix-offload", 9, 0, {}),
+    ("hybrid", 60, 0, {}),
+    ("hybrid", 36, 0, {}),
+    ("hybrid", 40, 0, {"eager_host_mirror": False}),
+    ("hybrid", 36, 2, {}),
+    ("host-resident", 60, 0, {}),
+    ("host-resident", 60, 2, {}),
+    ("thrash", 30, 2, {}),
 ]
 
 
@@ -42,11 +43,13 @@ def reference(bench, closed_loop):
     }
 
 
-@pytest.mark.parametrize(("policy", "num_blocks", "drafts"), POLICIES)
+@pytest.mark.parametrize(("policy", "num_blocks", "drafts", "options"), POLICIES)
 def test_every_policy_gives_gpu_only_s_tokens_and_bits(
-    policy, num_blocks, drafts, reference, bench, closed_loop
+    policy, num_blocks, drafts, options, reference, bench, closed_loop
 ):
-    run = bench(policy, num_blocks, draft_tokens=drafts).run(closed_loop(LENGTHS, 3, 128), accepted=accepted)
+    run = bench(policy, num_blocks, draft_tokens=drafts, options=options).run(
+        closed_loop(LENGTHS, 3, 128), accepted=accepted
+    )
     assert run.log.answers == reference[drafts].log.answers
     assert run.differences(reference[drafts]) == []
 
