@@ -38,7 +38,7 @@ def traces_dir(reference_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def expected(traces_dir: Path) -> dict[str, dict[str, Any]]:
     every = json.loads((traces_dir / "EXPECTED.json").read_text())
-    return {name: figures for name, figures in every.items() if not name.endswith("-dataset.json")}
+    return every
 
 
 def test_every_excerpt_is_recognised_by_its_content(traces_dir: Path, expected: dict[str, Any]) -> None:

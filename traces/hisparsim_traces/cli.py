@@ -120,10 +120,14 @@ def _write(trace: Any, out: Path, to: Target | None) -> None:
 
     if to is None:
         to = Target.PARQUET if out.suffix == ".parquet" else Target.MOONCAKE
+    if out.is_dir():
+        raise TraceError("is a folder: name the file to write", path=out)
     partial = out.with_name(".partial-" + out.name)
     try:
         (write_parquet if to is Target.PARQUET else write_mooncake)(trace, partial)
         partial.replace(out)
+    except OSError as error:
+        raise TraceError(f"cannot be written ({error.strerror or error})", path=out) from error
     finally:
         partial.unlink(missing_ok=True)
     dropped = ", ".join(f"{count} {reason}" for reason, count in trace.loading.rows_dropped.items())
@@ -305,11 +309,12 @@ def synth(
 ) -> None:
     """Draw a trace from a description."""
     from .bundled import BUNDLED, description_of
+    from .files import exists
     from .synth.description import parse_description, read_description, with_rate
     from .synth.draw import synthesise
 
     path = Path(description)
-    if not path.exists() and description in BUNDLED:
+    if not exists(path) and description in BUNDLED:
         law = parse_description(description_of(description))
     else:
         law = read_description(path)

@@ -9,7 +9,7 @@ from .csvcolumns import header_of
 from .errors import TraceError
 from .files import sample
 from .formats import FORMATS
-from .jsonl import Row, parse_object
+from .jsonl import NO_LINES, Row, parse_object
 from .rows import BadRow, Head
 
 _KEY = re.compile(rb'"([A-Za-z_][\w ./-]{0,63})"\s*:')
@@ -27,9 +27,12 @@ def read_head(path: Path) -> Head:
         rows = _first_rows(text)
         if rows:
             return Head(path, "json", (), frozenset(rows[0]), rows, raw)
-        # cut by the sample's end, or one object over several lines: its keys must do
+        # cut by the sample's end, or one value over several lines: its keys must do
         keys = frozenset(key.decode() for key in _KEY.findall(text))
-        return Head(path, "json", (), keys, (), raw)
+        whole = text[:1] == b"[" or text.split(b"\n", 1)[0].strip() == b"{"
+        return Head(path, "json", (), keys, (), raw, whole)
+    if raw[:64].count(b"\0") in (31, 32, 33) and raw[:64].replace(b"\0", b"").isascii():
+        raise TraceError("looks like UTF-16 text: convert it first (iconv -f UTF-16 -t UTF-8)", path=path)
     if b"\0" in raw:
         raise TraceError("is binary, and neither gzip, zstd nor Parquet", path=path)
     return Head(path, "csv", header_of(text), frozenset(), (), raw)
@@ -60,12 +63,14 @@ def detect(path: str | Path) -> str:
         TraceError: no format fits, or more than one does; the message names the candidates and `--format`.
     """
     path = Path(path)
-    found = candidates(path)
+    head = read_head(path)
+    found = [format.name for format in FORMATS.values() if format.recognise(head)]
+    if found and head.whole and not any(FORMATS[name].sessions_whole for name in found):
+        raise TraceError(NO_LINES, path=path)
     if len(found) == 1:
         return found[0]
     if found:
         raise TraceError(f"may be {' or '.join(found)}: say which with --format", path=path)
-    head = read_head(path)
     seen = ", ".join(head.header[:12] if head.kind == "csv" else sorted(head.keys)[:12]) or head.kind
     raise TraceError(
         f"is no format known here (found {seen[:200]}): name one of {', '.join(FORMATS)} with --format, "

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .errors import TraceError
 from .files import line_batches
 from .rows import MAX_STAMP_NS, MAX_TOKENS, BadRow, Builder, Chunk
 
 Row = dict[str, Any]
+NO_LINES = (
+    "is one JSON value, not one object a line: rewrite it (jq -c '.[]' for a list, jq -c . for an object)"
+)
 NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
@@ -42,6 +46,8 @@ def read_jsonl(
     for lines in line_batches(path):
         for text in lines:
             number += 1
+            if number == 1 and text.removeprefix(b"\xef\xbb\xbf").strip()[:1] == b"[":
+                raise TraceError(NO_LINES, path=path)
             if not text or text.isspace():
                 builder.num_blank += 1
                 continue

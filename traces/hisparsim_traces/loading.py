@@ -13,6 +13,7 @@ import numpy as np
 from .collecting import PER_FILE, Collected, Wraps
 from .detecting import candidates, detect, read_head
 from .errors import TraceError
+from .files import exists, open_raw
 from .formats import FORMATS
 from .policies import OverLong, ZeroTokens, apply_over_long, is_zero, zero_rows
 from .rows import Chunk, Format, Options
@@ -66,14 +67,15 @@ def load(
     options = Options(columns, block_tokens, seed, duration_s, time_unit)
     name = str(source)
     path = Path(source)
-    if name in BUNDLED and not path.exists():
+    found = exists(path)
+    if name in BUNDLED and not found:
         if format is not None or options.given():
             raise TraceError(f"bundled trace {name!r} takes neither a format nor reading options")
         trace = load_bundled(name)
         if limit is not None:
             trace = trace.head(_at_least_one(limit))
         return apply_over_long(trace, max_context_tokens, over_long, strict)
-    if not path.exists():
+    if not found:
         raise TraceError(f"no such file, and no bundled trace of that name ({', '.join(BUNDLED)})", path=path)
 
     chosen = choose_format(path, format, columns)
@@ -116,12 +118,17 @@ def choose_format(path: Path, name: str | None, columns: Mapping[str, str] | Non
     """The named format, or the detected one; a map alone means the plain format of the file's kind."""
     if name is None and path.is_dir():
         for file in sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")):
-            found = [FORMATS[known] for known in candidates(file) if FORMATS[known].sessions_whole]
+            try:
+                found = [FORMATS[known] for known in candidates(file) if FORMATS[known].sessions_whole]
+            except TraceError:  # a note or a damaged file beside the traces; reading will not pass over one
+                continue
             if len(found) == 1 and file.match(found[0].pattern):
                 return found[0]
         raise TraceError(
             "is a folder without files of a format that is read by the folder: name one", path=path
         )
+    if not path.is_dir():
+        open_raw(path).close()
     if name is None and columns is not None:
         name = {"csv": "csv", "json": "jsonl", "parquet": "parquet"}[read_head(path).kind]
     name = detect(path) if name is None else name

@@ -135,8 +135,8 @@ def spread_ties(trace: Trace, tick_s: float) -> Trace:
     For sources that stamp in ticks, as Mooncake does every 3 s. The order stays; dependent rows are left
     alone.
     """
-    if not tick_s > 0:
-        raise TraceError(f"tick_s {tick_s}: must be above 0 seconds")
+    if not (tick_s > 0 and np.isfinite(tick_s)):
+        raise TraceError(f"tick_s {tick_s}: must be a finite number of seconds above 0")
     roots = np.flatnonzero(trace.parent < 0)
     stamps, first, counts = np.unique(trace.arrival_s[roots], return_index=True, return_counts=True)
     if not len(stamps):

@@ -117,6 +117,7 @@ class Head:
         keys: the first object's keys, for "json".
         rows: the complete objects among the first lines, at most 32.
         raw: the sampled bytes.
+        whole: the file begins as one JSON value, a list or an object over several lines.
     """
 
     path: Path
@@ -125,6 +126,7 @@ class Head:
     keys: frozenset[str]
     rows: tuple[Mapping[str, object], ...]
     raw: bytes
+    whole: bool = False
 
     @property
     def first(self) -> Mapping[str, object]:

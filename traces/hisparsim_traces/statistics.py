@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import TraceError
+from .files import exists
 from .policies import ZERO_REASONS
 from .reuse import StackDistances, ideal_reuse, stack_distances
 from .trace import Floats, Ints, Trace
@@ -36,13 +38,13 @@ def file_info(
     Raises:
         TraceError: as `load`.
     """
-    from .bundled import BUNDLED
     from .loading import apply_zero_tokens, choose_format, load
     from .streaming import stream_info
 
+    if not 0 < reuse_sample <= 1:
+        raise TraceError(f"sample {reuse_sample}: a share of the ids above 0 and at most 1")
     path = Path(source)
-    bundled = str(source) in BUNDLED and not path.exists()
-    if not bundled and path.exists():
+    if exists(path):
         chosen = choose_format(path, options.get("format"), options.get("columns"))
         large = (
             chosen.block_rule not in (None, "given") and path.is_file() and path.stat().st_size > LARGE_BYTES

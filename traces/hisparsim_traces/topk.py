@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .errors import TraceError
+from .files import open_raw
 from .trace import Ints
 
 MAGIC = b"hisparsim-topk 1\n"
@@ -159,10 +160,7 @@ class TopkReader:
             self.head = self._read_head(file)
 
     def _open(self) -> IO[bytes]:
-        try:
-            return self.path.open("rb")
-        except OSError as error:
-            raise TraceError(f"cannot be read ({error.strerror})", path=self.path) from error
+        return open_raw(self.path)
 
     def _read_head(self, file: IO[bytes]) -> TopkHead:
         if file.read(len(MAGIC)) != MAGIC:

@@ -1,9 +1,9 @@
 """ServeGen client models: rates and length histograms by window, drawn into requests.
 
 A client is `NAME-trace.csv` (no header: start_s, rate, CV, law, two parameters) beside `NAME-dataset.json`
-({window: {"input_tokens": "{tokens: weight}", ...}}). Gaps are drawn with the window's rate and CV by its
-law (Gamma, Weibull, or exponential where none is named); lengths independently from the window's
-histograms, or from the latest window before that has any.
+({window: {"input_tokens": "{tokens: weight}", ...}}); either names it. Gaps are drawn with the window's rate
+and CV by its law (Gamma, Weibull, or exponential where none is named); lengths independently from the
+window's histograms, or from the latest window before that has any.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from ..errors import TraceError
 from ..rows import Chunk, Format, Head, Options
 from ..trace import Floats, Ints
 
+_WINDOWS, _LENGTHS = "-trace.csv", "-dataset.json"
 _NAMES = ["start_s", "rate_per_s", "cv", "law", "parameter_1", "parameter_2"]
 _NOTE = "requests are drawn: rate and CV by window, lengths independent of each other"
 _MAX_WINDOW_REQUESTS = 5_000_000
 
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
-    dataset = path.with_name(path.name.replace("-trace.csv", "-dataset.json"))
-    if dataset == path or not dataset.exists():
-        raise TraceError(
-            "needs its length histograms beside it: NAME-trace.csv and NAME-dataset.json", path=path
-        )
+    if path.name.endswith(_LENGTHS):
+        path = path.with_name(path.name.removesuffix(_LENGTHS) + _WINDOWS)
+    dataset = path.with_name(path.name.removesuffix(_WINDOWS) + _LENGTHS)
+    if not (path.exists() and dataset.exists()):
+        raise TraceError(f"is half a client: NAME{_WINDOWS} and NAME{_LENGTHS} lie side by side", path=path)
+    if options.duration_s is not None and not 0 < options.duration_s < float("inf"):
+        raise TraceError(f"duration {options.duration_s}: must be a finite number of seconds above 0")
     histograms = _histograms(dataset)
     windows = _windows(path)
     seed = options.seed or 0
@@ -149,6 +152,10 @@ def _histograms(path: Path) -> dict[int, tuple[_Histogram, _Histogram]]:
 
 
 def recognise(head: Head) -> bool:
+    if head.kind == "json":
+        lengths = b'"input_tokens"' in head.raw and b'"output_tokens"' in head.raw
+        beside = head.path.with_name(head.path.name.removesuffix(_LENGTHS) + _WINDOWS)
+        return lengths and head.path.name.endswith(_LENGTHS) and beside.exists()
     if head.kind != "csv" or len(head.header) != 6 or head.header[3] not in ("", "Gamma", "Weibull"):
         return False
     try:
@@ -165,5 +172,5 @@ FORMAT = Format(
     recognise,
     takes=frozenset({"seed", "duration_s"}),
     sessions_whole=True,
-    pattern="*-trace.csv",
+    pattern="*" + _WINDOWS,
 )

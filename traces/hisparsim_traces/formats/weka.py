@@ -123,6 +123,9 @@ class _Reader:
         begin_s = begin_ns / 1e9
         inputs, outputs = tokens(request, "in"), tokens(request, "out")
         service_s = seconds(request, "api_time")
+        if service_s is not None and service_s < 0:
+            self.builder.change(number, "negative api_time, taken as unknown", f"{service_s:g} s")
+            service_s = None
         ids = request.get("hash_ids", [])
         if type(ids) is not list:
             raise BadRow("unreadable hash_ids", f"a list is expected, found {type(ids).__name__}")

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import TraceError
+from ..files import open_raw, read_some
 
 
 def _rising(knots: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -152,9 +153,11 @@ class Description(_Model):
 
 def read_description(path: Path) -> Description:
     """Raises TraceError where the file is missing, not JSON, or breaks a rule, and names the field."""
+    with open_raw(path) as file:
+        content = read_some(file, -1, path)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise TraceError(f"cannot be read as a description ({error})", path=path) from error
     return parse_description(text, path)
 
