@@ -128,7 +128,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.format_message())
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
+    except (ValueError, RuntimeError, AssertionError) as error:
         if type(error).__module__.split(".")[0] not in _PACKAGES:
             raise
         return _fail(str(error))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hisparsim_traces import Trace
 
 DEFAULT_POLICIES = ("gpu-only", "prefix-offload", "host-resident", "hybrid")
+UNREADABLE = ("not JSON", "not a JSON", "unreadable ", "negative ", "no ")
+"""How the reasons begin for which a reader drops a damaged row (not: empty requests, a limit)."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,18 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="New directory for records and report.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the laws at every step.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="Format of the trace file; default: found by its content.")
+    ] = None,
 ) -> None:
     """Replay a trace under residency policies: TTFT, TPOT, throughput, occupancy and PCIe traffic."""
     from hisparsim.results.directory import refuse_existing
     from hisparsim.results.metrics import run_row
-    from hisparsim_traces import load
 
     if out is not None:
         refuse_existing(out)
     scenarios = _scenarios(scenario, policy, overrides or [], limit, seed)
-    loaded = load(trace, limit=scenarios[0].workload.limit)
+    loaded = load_whole(trace, scenarios[0].workload.limit, format_name)
     made = [Job(each, loaded, check) for each in scenarios]
     names = [each.policy.name for each in scenarios]
     with _progress(names, loaded.num_requests) as (on_progress, on_done):
@@ -75,6 +79,31 @@ def replay(
     if out is not None:
         page = write_results(results, out)
         say(f"report: {page}")
+
+
+def load_whole(source: str, limit: int | None, format_name: str | None) -> Trace:
+    """Query: the trace, if all its rows can be read; rows that mean no request are left out and counted.
+
+    Raises:
+        TraceError: the file is no trace, or has a row that cannot be read; it names the first one.
+        ReplayError: as the second, where rows that had to be changed stand before it.
+    """
+    from hisparsim_traces import TraceError, load
+
+    loaded = load(source, limit=limit, format=format_name)
+    dropped = loaded.loading.rows_dropped
+    unreadable = {reason: count for reason, count in dropped.items() if reason.startswith(UNREADABLE)}
+    if not unreadable:
+        return loaded
+    try:
+        load(source, limit=limit, format=format_name, zero_tokens="keep", strict=True)
+    except TraceError as error:
+        if any(reason in str(error) for reason in unreadable):
+            raise
+    counted = ", ".join(f"{count} x {reason}" for reason, count in unreadable.items())
+    raise ReplayError(
+        f"{source}: rows cannot be read ({counted}); `hisparsim trace convert` writes a file without them"
+    )
 
 
 def run_job(job: Job, report: Report) -> RunResult:

@@ -119,6 +119,13 @@ class ResidencyPolicy(ABC):
         if unknown:
             known = ", ".join(sorted(self.options)) or "none"
             raise PolicyError(f"policy {self.name} has no option {sorted(unknown)[0]!r} (it has: {known})")
+        for option, value in options.items():
+            default = self.options[option]
+            if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
+                raise PolicyError(
+                    f"policy.{option} = {value!r}: policy {self.name} takes a {type(default).__name__} "
+                    f"(default {default!r})"
+                )
         self.limits = limits
         self.option_values = {**self.options, **options}
         self.pool = BlockPool(limits.num_blocks, "GPU pool")

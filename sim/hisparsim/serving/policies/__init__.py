@@ -38,6 +38,9 @@ def policy_class(name: str) -> type[ResidencyPolicy]:
         raise PolicyError(f"unknown policy {name!r}: known are {', '.join(POLICIES)}{hint}")
     if not (isinstance(found, type) and issubclass(found, ResidencyPolicy)):
         raise PolicyError(f"{name!r} is not a subclass of hisparsim.serving.policy.ResidencyPolicy")
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise PolicyError(f"policy {name!r} lacks the methods {', '.join(missing)}")
     return found
 
 
