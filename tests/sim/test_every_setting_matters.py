@@ -137,7 +137,7 @@ CASES = (
     Case("workload.concurrency", 1, 8, "output_tokens_per_s", "up", trace="light"),
     Case("workload.rate_per_s", 0.2, 20, "ttft_s.mean", "up", trace="light"),
     Case("workload.warmup_s", 0, 5, "num_measured", "down", trace="light"),
-    Case("workload.over_length", "reject", "truncate", "num_finished", "up", trace="mixed", given=SHORT_WINDOW),
+    Case("workload.over_length", "reject", "truncate", "num_finished", "up", "hybrid", "mixed", SHORT_WINDOW),
     Case("workload.over_length", "reject", "skip", "num_rejected", "down", trace="mixed", given=SHORT_WINDOW),
     Case("slo.ttft_s", 0.2, 10, "goodput_per_s", "up", trace="light"),
     Case("slo.tpot_s", 0.02, 10, "goodput_per_s", "up", trace="light"),

@@ -53,6 +53,8 @@ class Gang:
             if not active:
                 if any([replica.desk.report_idle() for replica in self.replicas]):
                     continue
+                if any(replica.core.notes.preemptions for replica in self.replicas):
+                    continue  # who was preempted may come back at once
                 if not self._anything_to_come():
                     return
                 yield world.idle(self.replicas)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hisparsim.specs.errors import PoolTooSmallError
 from hisparsim.specs.presets import PresetKind, load_preset
 from hisparsim.specs.scenario import (
     DEFAULT_HOST_POOL_GIB,
@@ -95,30 +96,40 @@ def _derived(scenario: Scenario) -> Iterator[ResolvedValue]:
             else f"{scenario.node.memory.value} memory x utilization - weights - reserve, rounded to 0.1"
         )
         yield value("gpu_kv_gib", gpu_kv_gib(scenario), source)
-    packed, whole = scenario.setup(PoolKind.PACKED), _whole(scenario)
-    yield value("row_bytes", packed.row_bytes, "geometry")
-    yield value("num_kv_layers", packed.num_layers, "geometry; the MTP layer where drafts are on")
-    yield value("num_indexers", packed.num_indexers, "IndexShare rule")
-    yield value("group_num_layers", list(packed.group_num_layers), "greedy packing of IndexShare units")
-    yield value("packed.gpu_block_bytes", packed.gpu_block_bytes, "geometry")
-    yield value("packed.num_gpu_blocks", packed.num_gpu_blocks, "KV bytes / block bytes")
-    yield value("packed.hot_blocks_per_request", packed.hot_blocks_per_request, "groups x pages of hot rows")
-    yield value(
-        "packed.transition_watermark_blocks", packed.transition_watermark_blocks, "max(hot blocks, 10 %)"
-    )
-    yield value("packed.admission_cap_pages", packed.admission_cap_pages, "min(in flight, window) / 64")
+    packed, whole = _setups(scenario)
+    any_setup = whole if packed is None else packed
+    assert any_setup is not None
+    yield value("row_bytes", any_setup.row_bytes, "geometry")
+    yield value("num_kv_layers", any_setup.num_layers, "geometry; the MTP layer where drafts are on")
+    yield value("num_indexers", any_setup.num_indexers, "IndexShare rule")
+    if packed is not None:
+        groups = list(packed.group_num_layers)
+        yield value("group_num_layers", groups, "greedy packing of IndexShare units")
+        yield value("packed.gpu_block_bytes", packed.gpu_block_bytes, "geometry")
+        yield value("packed.num_gpu_blocks", packed.num_gpu_blocks, "KV bytes / block bytes")
+        hot_blocks, cap = packed.hot_blocks_per_request, packed.admission_cap_pages
+        yield value("packed.hot_blocks_per_request", hot_blocks, "groups x pages of hot rows")
+        watermark = packed.transition_watermark_blocks
+        yield value("packed.transition_watermark_blocks", watermark, "max(hot blocks, 10 %)")
+        yield value("packed.admission_cap_pages", cap, "min(in flight, window) / 64")
     if whole is not None:
         yield value("whole.gpu_block_bytes", whole.gpu_block_bytes, "geometry")
         yield value("whole.num_gpu_blocks", whole.num_gpu_blocks, "KV bytes / block bytes")
-    yield value("host_block_bytes", packed.host_block_bytes, "all layers of 64 tokens")
-    yield value("host_block_stride_bytes", packed.host_block_stride_bytes, "4 KiB multiple where ranks share")
-    yield value("num_host_blocks", packed.num_host_blocks, "host pool / stride")
-    yield value("num_prefix_offload_blocks", packed.num_prefix_offload_blocks, "tier / tp / whole block")
+    stride = any_setup.host_block_stride_bytes
+    yield value("host_block_bytes", any_setup.host_block_bytes, "all layers of 64 tokens")
+    yield value("host_block_stride_bytes", stride, "4 KiB multiple where ranks share")
+    yield value("num_host_blocks", any_setup.num_host_blocks, "host pool / stride")
+    yield value("num_prefix_offload_blocks", any_setup.num_prefix_offload_blocks, "tier / tp / whole block")
 
 
-def _whole(scenario: Scenario) -> ServingSetup | None:
-    """Query: the whole-pool setup, or None where `kv.num_gpu_blocks` counts blocks of the packed pool."""
-    return scenario.setup(PoolKind.WHOLE) if scenario.kv.num_gpu_blocks is None else None
+def _setups(scenario: Scenario) -> tuple[ServingSetup | None, ServingSetup | None]:
+    """Query: (packed, whole) setups; only one of them where `kv.num_gpu_blocks` counts its blocks."""
+    if scenario.kv.num_gpu_blocks is None:
+        return scenario.setup(PoolKind.PACKED), scenario.setup(PoolKind.WHOLE)
+    try:
+        return scenario.setup(PoolKind.PACKED), None
+    except PoolTooSmallError:
+        return None, scenario.setup(PoolKind.WHOLE)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
