@@ -20,7 +20,7 @@ from typing import TextIO
 import torch
 
 from hisparsim_kernels.arch import arch_of
-from hisparsim_kernels.errors import DeviceError
+from hisparsim_kernels.errors import BenchFileError, DeviceError
 from hisparsim_kernels.registry import BenchCase
 from hisparsim_kernels.roofs import peaks_of, share_of_roof
 
@@ -167,8 +167,14 @@ def write_csv(rows: Iterable[BenchRow], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[BenchRow]:
-    """Read what `write_csv` wrote."""
+    """Read what `write_csv` wrote. Raises `BenchFileError` for a file without its columns."""
     with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        absent = [field.name for field in fields(BenchRow) if field.name not in (reader.fieldnames or ())]
+        if absent:
+            raise BenchFileError(
+                f"{path} has no column {', '.join(absent)}; it must be a file that `bench --out` wrote"
+            )
         return [
             BenchRow(
                 **{
@@ -181,5 +187,5 @@ def read_csv(path: Path) -> list[BenchRow]:
                 tflop_per_s=float(entry["tflop_per_s"]) if entry["tflop_per_s"] else None,
                 share_of_roof=float(entry["share_of_roof"]) if entry["share_of_roof"] else None,
             )
-            for entry in csv.DictReader(file)
+            for entry in reader
         ]

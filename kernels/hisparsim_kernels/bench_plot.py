@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hisparsim_kernels.bench import BenchRow
+from hisparsim_kernels.errors import BenchFileError
 
+SUFFIXES = (".png", ".svg", ".pdf")
 COLOURS = {"triton": "#2a6f97", "torch": "#e07a5f", "reference": "#8d99ae"}
 
 
 def plot(rows: Sequence[BenchRow], path: Path) -> None:
-    """Write the figure to `path` (PNG, SVG or PDF by its suffix)."""
+    """Write the figure to `path` (PNG, SVG or PDF by its suffix). Raises `BenchFileError` for another
+    suffix, and where there is nothing to draw."""
+    if path.suffix not in SUFFIXES:
+        raise BenchFileError(f"{path} ends in {path.suffix!r}; a figure ends in {', '.join(SUFFIXES)}")
+    if not rows:
+        raise BenchFileError("there are no rows to draw; measure some with `bench --out`")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -26,6 +26,17 @@ def _refuse(error: Exception) -> typer.Exit:
     return typer.Exit(BAD_INPUT)
 
 
+def _check_device(device: str) -> None:
+    if device not in ("cuda", "cpu"):
+        raise _refuse(ValueError(f"device is {device!r}; known: cuda, cpu"))
+
+
+def _check_writable(out: Path | None) -> None:
+    """Refuse a file that cannot be written before minutes are spent on what it should hold."""
+    if out is not None and not out.parent.is_dir():
+        raise _refuse(ValueError(f"{out} cannot be written: {out.parent} is not a directory; make it first"))
+
+
 def _chosen(names: str | None) -> tuple[str, ...]:
     from hisparsim_kernels.registry import KERNEL_MODULES
 
@@ -113,8 +124,8 @@ def bench(
     from hisparsim_kernels.errors import KernelInputError
     from hisparsim_kernels.registry import bench_cases
 
-    if device not in ("cuda", "cpu"):
-        raise _refuse(ValueError(f"device is {device!r}; known: cuda, cpu"))
+    _check_device(device)
+    _check_writable(out)
     try:
         rows = measuring.run(bench_cases(chosen), device, sys.stderr)
     except KernelInputError as error:
@@ -143,10 +154,15 @@ def plot(
     """Draw the rows of a benchmark."""
     from hisparsim_kernels.bench import read_csv
     from hisparsim_kernels.bench_plot import plot as draw
+    from hisparsim_kernels.errors import KernelInputError
 
     if not rows.is_file():
         raise _refuse(ValueError(f"{rows} does not exist; write it with `bench --out {rows}`"))
-    draw(read_csv(rows), out)
+    _check_writable(out)
+    try:
+        draw(read_csv(rows), out)
+    except KernelInputError as error:
+        raise _refuse(error) from error
 
 
 @app.command()
@@ -165,6 +181,8 @@ def check(
     from hisparsim_kernels.device_check import run_checks
     from hisparsim_kernels.errors import DeviceError, InterpreterMismatchError
 
+    _check_device(device)
+    _check_writable(out)
     try:
         results = run_checks(device, budget_s, sys.stderr)
     except (DeviceError, InterpreterMismatchError) as error:

@@ -42,6 +42,10 @@ class ConfigError(KernelInputError):
     """No launch configuration of that name, or one whose data is malformed."""
 
 
+class BenchFileError(KernelInputError):
+    """A file of benchmark rows lacks columns, has no rows, or cannot be drawn in the format asked for."""
+
+
 class InterpreterMismatchError(RuntimeError):
     """Triton's interpreter does not behave as the correction in `interpreter.py` expects."""
 
@@ -87,12 +91,21 @@ def check_rows(name: str, tensor: torch.Tensor, multiple_elements: int = 16) -> 
 
 
 def check_same_device(**tensors: torch.Tensor | None) -> torch.device:
-    """Return the one device of all given tensors; raise `DeviceError` if they differ."""
+    """Return the one device of all given tensors; raise `DeviceError` if they differ, or if it is a CPU and
+    Triton does not interpret."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if len(set(devices.values())) > 1:
         listing = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise DeviceError(f"tensors lie on different devices ({listing}); they must share one")
-    return next(iter(devices.values()))
+    device = next(iter(devices.values()))
+    import triton  # late: these checks are imported where triton is not, or before the interpreter is chosen
+
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise DeviceError(
+            f"{next(iter(devices))} is on {device}, where kernels run in Triton's interpreter only: move the "
+            "tensors to cuda, or set TRITON_INTERPRET=1 before triton is imported"
+        )
+    return device
 
 
 def check_range(name: str, value: int, low: int, high: int, why: str) -> None:

@@ -103,6 +103,7 @@ def gather_rows(
         "num_layers", count, 1, group_layers - first_layer, f"group {group} has {group_layers} layers"
     )
     check_range("num_programs", num_programs, 1, 65535, "a small fixed grid")
+    check_shape("miss_host_rows", miss_host_rows, (None,))
     for name, tensor in (("miss_host_rows", miss_host_rows), ("miss_hot_rows", miss_hot_rows)):
         check_dtype(name, tensor, torch.int32)
         check_shape(name, tensor, (miss_host_rows.shape[0],))

@@ -16,8 +16,9 @@ confidential computing)."""
 def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> torch.Tensor | int:
     """What a kernel takes for `host`: int32 words or the address itself.
 
-    Raises `DeviceError` for a pageable tensor beside a CUDA pool, `StrideError` for one that is not
-    contiguous, not 16-byte aligned or not whole blocks, `RangeError` for an address that is no address."""
+    Raises `DeviceError` for a pageable tensor beside a CUDA pool or one on a device of its own,
+    `StrideError` for one that is not contiguous, not 16-byte aligned or not whole blocks, `RangeError` for an
+    address that is no address."""
     if isinstance(host, int):
         if host <= 0:
             raise RangeError(
@@ -33,6 +34,10 @@ def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> tor
     if num_bytes == 0 or num_bytes % layout.host_block_bytes:
         raise StrideError(
             f"host pool has {num_bytes} bytes; it must be whole blocks of {layout.host_block_bytes} bytes"
+        )
+    if host.device.type != "cpu" and host.device != pool.device:
+        raise DeviceError(
+            f"host pool is on {host.device} and the GPU pool on {pool.device}; it must be pinned host memory"
         )
     if host.data_ptr() % CHUNK_BYTES:
         raise StrideError(f"host pool starts at {host.data_ptr():#x}; it must be {CHUNK_BYTES}-byte aligned")

@@ -125,7 +125,19 @@ def reset_requests(states: HotStates, request_slots: torch.Tensor) -> None:
     check_dtype("request_slots", request_slots, torch.int32)
     check_shape("request_slots", request_slots, (None,))
     check_contiguous("request_slots", request_slots)
-    check_same_device(request_slots=request_slots, positions=states.positions)
+    check_shape("states.positions", states.positions, (None, None, None))
+    for name, tensor, dtype in (
+        ("positions", states.positions, torch.int32),
+        ("generations", states.generations, torch.int32),
+        ("lru", states.lru, torch.int16),
+    ):
+        check_dtype(f"states.{name}", tensor, dtype)
+        check_shape(f"states.{name}", tensor, states.positions.shape)
+        check_contiguous(f"states.{name}", tensor)
+    check_same_device(
+        request_slots=request_slots, positions=states.positions, generations=states.generations,
+        lru=states.lru,
+    )  # fmt: skip
     num_groups, num_requests, hot_rows = states.positions.shape
     if request_slots.numel() == 0:
         return
@@ -165,6 +177,10 @@ def renew_host_blocks(hosts: HostGenerations, blocks: torch.Tensor) -> None:
     check_dtype("blocks", blocks, torch.int32)
     check_shape("blocks", blocks, (None,))
     check_contiguous("blocks", blocks)
+    for name, tensor, extent in (("generations", hosts.generations, None), ("clock", hosts.clock, 1)):
+        check_dtype(f"hosts.{name}", tensor, torch.int32)
+        check_shape(f"hosts.{name}", tensor, (extent,))
+        check_contiguous(f"hosts.{name}", tensor)
     check_same_device(blocks=blocks, generations=hosts.generations, clock=hosts.clock)
     if blocks.numel() == 0:
         return

@@ -37,6 +37,7 @@ from hisparsim_kernels.registry import AotCase
 
 HEAD_DIM: tl.constexpr = tl.constexpr(128)
 MAX_QUERY_LEN = 4
+MAX_PAGE_SIZE = 1 << 20
 HEADS_SUPPORTED = (16, 32, 64, 128)
 LONG_TOKENS = 131072
 
@@ -174,6 +175,7 @@ def write_index_keys(
     errors.check_shape("slots", slots, (keys.shape[0],))
     errors.check_contiguous("keys", keys)
     errors.check_contiguous("slots", slots)
+    errors.check_range("page_size", page_size, 1, MAX_PAGE_SIZE, "a page holds at least one token")
     _check_pages(pages, page_size * key_format.token_bytes)
     device = errors.check_same_device(keys=keys, slots=slots, pages=pages)
     if keys.shape[0] == 0:
@@ -217,7 +219,7 @@ def indexer_logits(
     )
     if heads not in HEADS_SUPPORTED:
         raise errors.RangeError(f"heads is {heads}; the indexer kernel serves {HEADS_SUPPORTED}")
-    errors.check_range("page_size", page_size, 1, 1 << 20, "a page holds at least one token")
+    errors.check_range("page_size", page_size, 1, MAX_PAGE_SIZE, "a page holds at least one token")
     errors.check_dtype("weights", weights, torch.float32)
     errors.check_shape("weights", weights, (requests, query_len, heads))
     _check_pages(pages, page_size * key_format.token_bytes)

@@ -94,6 +94,7 @@ def mirror_rows(
     errors.check_range(
         "num_layers", count, 1, group_layers - first_layer, f"group {group} has {group_layers} layers"
     )
+    errors.check_shape("pool_rows", pool_rows, (None,))
     capacity = pool_rows.shape[0]
     for name, tensor, shape in (
         ("pool_rows", pool_rows, (capacity,)),

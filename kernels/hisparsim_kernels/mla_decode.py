@@ -103,20 +103,20 @@ def _merge_kernel(
     part = token * NUM_SPLITS + split
     stats_at = stats_ptr + part * (2 * HEADS) + head
     total = tl.load(stats_at + HEADS, mask=split < NUM_SPLITS, other=0.0)
-    live = total > 0.0
+    live = total != 0.0  # NaN counts: a corrupt row must show in the output
     top = tl.load(stats_at, mask=live, other=float("-inf"))
     highest = tl.max(top, 0)
     against = tl.where(highest == float("-inf"), 0.0, highest)
     weight = tl.where(live, tl.exp2(top - against), 0.0)
     whole = tl.sum(total * weight, 0)
-    divisor = tl.where(whole > 0.0, whole, 1.0)
+    divisor = tl.where(whole != 0.0, whole, 1.0)
     column = tl.arange(0, LATENT)
     # A split without valid slots wrote no partial: its old content, NaN perhaps, must not be read.
     partial_at = partial_ptr + (part * HEADS + head)[:, None] * LATENT + column[None, :]
     partial = tl.load(partial_at, mask=live[:, None], other=0.0)
     merged = tl.sum(partial * weight[:, None], 0) / divisor
     tl.store(out_ptr + (token * HEADS + head) * LATENT + column, merged.to(out_ptr.dtype.element_ty))
-    natural = tl.where(whole > 0.0, (against + tl.log2(divisor)) * 0.6931471805599453, float("inf"))
+    natural = tl.where(whole != 0.0, (against + tl.log2(divisor)) * 0.6931471805599453, float("inf"))
     tl.store(lse_ptr + token * HEADS + head, natural)
 
 
@@ -145,7 +145,15 @@ class DecodeScratch:
     @property
     def capacity(self) -> int:
         """Tokens x heads x splits that fit."""
-        return self.stats.numel() // 2
+        return min(self.stats.numel() // 2, self.partial.numel() // LATENT.value)
+
+    def check(self, q: torch.Tensor) -> None:
+        """Raise the named error that fits unless both buffers are flat float32 on the device of `q`."""
+        for name, tensor in (("scratch.partial", self.partial), ("scratch.stats", self.stats)):
+            errors.check_dtype(name, tensor, torch.float32)
+            errors.check_shape(name, tensor, (None,))
+            errors.check_contiguous(name, tensor)
+        errors.check_same_device(q=q, partial=self.partial, stats=self.stats)
 
 
 def decode_config(row_format: RowFormat, heads: int, arch: str) -> LaunchConfig:
@@ -185,7 +193,7 @@ def sparse_mla_decode(
     before anything is enqueued.
     """
     row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
-    errors.check_same_device(q=q, scratch=scratch.partial)
+    scratch.check(q)
     errors.check_range("num_splits", num_splits, 1, MAX_SPLITS, "the merge holds all splits at once")
     tokens, heads, _ = q.shape
     needed = tokens * heads * num_splits

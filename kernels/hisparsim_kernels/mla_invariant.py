@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from hisparsim_kernels import errors
+from hisparsim_kernels.mla_arguments import check_attention_arguments
 from hisparsim_kernels.mla_decode import DecodeScratch, sparse_mla_decode
 
 BATCH_INVARIANT_SPLITS = 8
@@ -29,8 +30,10 @@ def sparse_mla_prefill_invariant(
     """As `sparse_mla_prefill`, bit for bit what `sparse_mla_decode` gives with `BATCH_INVARIANT_SPLITS`.
 
     The chunk is served in slices that fit `scratch`. Raises `RangeError` when it does not hold even one
-    token.
+    token, and what `sparse_mla_decode` raises.
     """
+    check_attention_arguments(q, rows, slots, counts, out, lse)
+    scratch.check(q)
     tokens, heads, _ = q.shape
     slice_tokens = scratch.capacity // (heads * BATCH_INVARIANT_SPLITS)
     if slice_tokens < 1:

@@ -133,6 +133,7 @@ def copy_pages(
     The host bytes of a page exist only after the launch has ended: whoever lets a GPU block go, or reads the
     page from the host on another stream, orders that by an event. Raises `DtypeError`, `ShapeError`,
     `StrideError`, `DeviceError` or `RangeError` before anything is launched."""
+    check_shape("blocks", blocks, (None,))
     max_pages = blocks.shape[0]
     _check_list(max_pages, blocks=blocks, host_blocks=host_blocks, groups=groups)
     _check_list(1, num_pages=num_pages)
@@ -177,6 +178,7 @@ def stage_pages(
     check_range(
         "layer_in_group", layer_in_group, 0, layout.group_layers[group] - 1, f"layers of group {group}"
     )
+    check_shape("blocks", blocks, (None,))
     num_staged = blocks.shape[0]
     _check_list(num_staged, blocks=blocks, host_blocks=host_blocks)
     check_shape("staged", staged, (None, layout.row_bytes))

@@ -114,6 +114,8 @@ def check_resolve(
 ) -> None:
     """Raise the named error of `errors` that fits if an argument of `resolve` breaks its contract."""
     check_range("query_len", query_len, 1, MAX_QUERY_LEN, "query rows of one request")
+    check_shape("lengths", lengths, (None,))
+    check_shape("state.positions", state.positions, (None, None))
     batch = int(lengths.shape[0])
     _check_int("selection", selection, torch.int32, (batch * query_len, None))
     k, num_requests, hot_rows = int(selection.shape[1]), state.num_requests, state.hot_rows
@@ -141,9 +143,9 @@ def check_resolve(
     host_rows = int(tables.host_generations.shape[0]) * tables.page_rows
     check_range("host rows", host_rows, 1, INT32_ROWS, "host row ids are int32")
     for name, tensor, dtype in (
-        ("positions", state.positions, torch.int32),
-        ("generations", state.generations, torch.int32),
-        ("lru", state.lru, torch.int16),
+        ("state.positions", state.positions, torch.int32),
+        ("state.generations", state.generations, torch.int32),
+        ("state.lru", state.lru, torch.int16),
     ):
         _check_int(name, tensor, dtype, (num_requests, hot_rows))
     for name, tensor, shape in (

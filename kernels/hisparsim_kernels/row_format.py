@@ -21,6 +21,7 @@ LATENT_COLUMNS = 512
 ROPE_COLUMNS = 64
 ROW_COLUMNS = LATENT_COLUMNS + ROPE_COLUMNS
 SCALE_TILE = 128
+ROW_ALIGNMENT_BYTES = 16
 E4M3_MAX = 448.0
 SMALLEST_AMAX = 1e-4
 """Largest magnitudes of a tile are raised to this before the scale is made (FlashMLA tests, clamp_min)."""
@@ -65,4 +66,9 @@ def row_format_of(rows: torch.Tensor, name: str = "rows") -> RowFormat:
     row_format = RowFormat.BF16 if rows.dtype == torch.bfloat16 else RowFormat.FP8_DS_MLA
     errors.check_shape(name, rows, (None, row_format.row_elements))
     errors.check_contiguous(name, rows)
+    if rows.data_ptr() % ROW_ALIGNMENT_BYTES:
+        raise errors.StrideError(
+            f"{name} starts at {rows.data_ptr():#x}; it must be {ROW_ALIGNMENT_BYTES}-byte aligned: scales "
+            "and rope values are read by their own types, rows 16 bytes at a time"
+        )
     return row_format

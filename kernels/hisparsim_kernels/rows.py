@@ -106,11 +106,12 @@ def write_rows(
     `power_of_two_scales` (what FlashMLA's own tests store). Raises a `KernelInputError` for a bad argument.
     """
     row_format = row_format_of(rows)
-    for name, tensor, width in (("latent", latent, LATENT.value), ("rope", rope, ROPE.value)):
-        errors.check_dtype(name, tensor, torch.bfloat16, torch.float32)
-        errors.check_shape(name, tensor, (latent.shape[0], width))
-        errors.check_contiguous(name, tensor)
+    errors.check_shape("latent", latent, (None, LATENT.value))
     tokens = latent.shape[0]
+    errors.check_shape("rope", rope, (tokens, ROPE.value))
+    for name, tensor in (("latent", latent), ("rope", rope)):
+        errors.check_dtype(name, tensor, torch.bfloat16, torch.float32)
+        errors.check_contiguous(name, tensor)
     _check_slots(slots, tokens)
     device = errors.check_same_device(latent=latent, rope=rope, slots=slots, rows=rows)
     if tokens == 0:
@@ -131,10 +132,10 @@ def write_rows(
 def read_rows(rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
     """Enqueue unpacking of `rows[slots]` into `out` [tokens, 576] bf16; a slot of -1 gives a row of zeros."""
     row_format = row_format_of(rows)
-    _check_slots(slots, out.shape[0])
     errors.check_dtype("out", out, torch.bfloat16)
     errors.check_shape("out", out, (None, WIDTH.value))
     errors.check_contiguous("out", out)
+    _check_slots(slots, out.shape[0])
     device = errors.check_same_device(rows=rows, slots=slots, out=out)
     if out.shape[0] == 0:
         return

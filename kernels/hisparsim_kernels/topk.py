@@ -41,6 +41,7 @@ from hisparsim_kernels.registry import AotCase
 NUM_PASSES = 4
 NUM_BINS = 256
 MAX_QUERY_LEN = 8
+MAX_K = 65536
 MAX_LEN = 2**30
 """Positions are int32 and a block past the end must still be representable."""
 
@@ -201,7 +202,7 @@ def check_topk(
     check_rows("logits", logits)
     num_rows, max_len = logits.shape
     check_range("query_len", query_len, 1, MAX_QUERY_LEN, "query rows of one request")
-    check_range("k", k, 1, 65536, "selected positions of one row")
+    check_range("k", k, 1, MAX_K, "selected positions of one row")
     check_range("max_len", max_len, 1, MAX_LEN, "positions are int32")
     check_dtype("lengths", lengths, torch.int32)
     check_contiguous("lengths", lengths)
@@ -217,13 +218,17 @@ def check_topk(
         check_dtype(name, tensor, torch.int32)
         check_shape(name, tensor, shape)
         check_contiguous(name, tensor)
-    for name, tensor in (("hist", scratch.hist), ("state", scratch.state), ("greater", scratch.greater)):
+    for name, tensor, line in (
+        ("hist", scratch.hist, (NUM_PASSES, num_splits, NUM_BINS)),
+        ("state", scratch.state, (NUM_PASSES, 2)),
+        ("greater", scratch.greater, (NUM_PASSES, num_splits)),
+    ):
+        check_dtype(f"scratch.{name}", tensor, torch.int32)
+        check_shape(f"scratch.{name}", tensor, (None, *line))
+        check_contiguous(f"scratch.{name}", tensor)
         check_range(
             f"rows of scratch.{name}", tensor.shape[0], num_rows, 2**31 - 1, f"logits have {num_rows} rows"
         )
-    check_range(
-        "splits of scratch.hist", scratch.hist.shape[2], num_splits, num_splits, "the configuration's splits"
-    )
     check_same_device(
         logits=logits, lengths=lengths, indices=indices, counts=counts,
         hist=scratch.hist, state=scratch.state, greater=scratch.greater,
@@ -247,7 +252,9 @@ def topk(
     Outputs and scratch left out are allocated, which a captured graph must not do: pass persistent ones
     there. Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError` before anything is
     launched."""
-    histogram_config, write_config = config or topk_config(logits.shape[-1], logits.device)
+    check_shape("logits", logits, (None, None))
+    check_range("k", k, 1, MAX_K, "selected positions of one row")
+    histogram_config, write_config = config or topk_config(logits.shape[1], logits.device)
     num_splits = int(write_config.meta["NUM_SPLITS"])
     num_rows = logits.shape[0]
     if indices is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,7 +139,13 @@ def test_bad_input_ends_with_status_2_and_the_known_names() -> None:
         (["aot", "--arch", "sm_70"], "sm_90"),
         (["aot", "--modules", "rows,topq"], "topk"),
         (["bench", "--device", "tpu"], "cuda, cpu"),
+        (
+            ["bench", "--device", "cpu", "--out", "no/such/folder/rows.csv"],
+            "no/such/folder is not a directory",
+        ),
+        (["check", "--device", "tpu"], "cuda, cpu"),
         (["plot", "missing.csv", "--out", "x.png"], "bench --out"),
+        (["plot", str(Path(__file__)), "--out", "x.png"], "has no column kernel, case"),
     ):
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 2 and known in done.output

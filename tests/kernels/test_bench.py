@@ -10,7 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from hisparsim_kernels import bench, cli, registry
-from hisparsim_kernels.errors import DeviceError
+from hisparsim_kernels.bench_plot import plot
+from hisparsim_kernels.errors import BenchFileError, DeviceError
 from hisparsim_kernels.registry import BenchCase, BenchRun, Roof
 from hisparsim_kernels.roofs import PEAKS, peaks_of, share_of_roof
 
@@ -69,6 +70,13 @@ def test_on_a_cpu_only_tiny_cases_run_and_rows_survive_the_file(tmp_path: Path) 
     figure = tmp_path / "rows.png"
     done = CliRunner().invoke(cli.app, ["plot", str(tmp_path / "rows.csv"), "--out", str(figure)])
     assert done.exit_code == 0 and figure.stat().st_size > 1000
+
+
+def test_a_figure_of_nothing_or_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BenchFileError, match="no rows to draw"):
+        plot([], tmp_path / "rows.png")
+    with pytest.raises(BenchFileError, match=r"'\.gif'; a figure ends in \.png, \.svg, \.pdf"):
+        plot([], tmp_path / "rows.gif")
 
 
 def test_the_command_prints_rows_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

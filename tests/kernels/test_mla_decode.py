@@ -205,6 +205,22 @@ def test_the_bits_do_not_depend_on_where_the_rows_lie() -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_a_corrupt_row_that_is_selected_shows_in_the_output(num_splits: int) -> None:
+    """NaN must not pass for a split, or a token, without a valid slot."""
+    pool = torch.zeros(256, 576).bfloat16()
+    pool[200] = float("nan")
+    q, slots = torch.ones(2, 8, 576).bfloat16(), torch.arange(256).int().repeat(2, 1)
+    slots[1, 200] = -1
+    counts, out, lse = torch.tensor([256, 256], dtype=torch.int32), torch.empty(2, 8, 512), torch.empty(2, 8)
+    scratch = DecodeScratch.create(2, 8, num_splits, "cpu")
+    sparse_mla_decode(
+        q, pool, slots, counts, scale=SCALE, out=out, lse=lse, scratch=scratch, num_splits=num_splits
+    )
+    assert out[0].isnan().all() and lse[0].isnan().all()
+    assert out[1].eq(0).all() and torch.allclose(lse[1], torch.full((8,), math.log(255)))
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 132, 1024])
 @pytest.mark.parametrize("heads", [8, 64, 128])
 def test_planned_splits_fill_the_multiprocessors_at_most_once(tokens: int, heads: int) -> None:
