@@ -65,6 +65,7 @@ PARTS: Mapping[str, PartShape] = MappingProxyType(
             Term.PREFILL_SPARSE,
             (Term.DECODE_SPARSE, Term.PREFILL_SPARSE),
             True,
+            ("selected_rows", "prefill_selected_rows"),
         ),
         "moe": PartShape(Term.MOE, Term.MOE, (Term.MOE,), True),
         "shared_expert": PartShape(Term.SHARED_EXPERT, Term.SHARED_EXPERT, (Term.SHARED_EXPERT,), True),

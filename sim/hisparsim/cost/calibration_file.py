@@ -36,6 +36,8 @@ FEATURES: Mapping[str, Callable[[StepLoad], Any]] = MappingProxyType(
         "prefill_tokens": lambda load: load.prefill_tokens,
         "prefill_past_tokens": lambda load: load.prefill_past_tokens,
         "sampled_tokens": lambda load: load.decode_tokens + load.num_prefills,
+        "prefill_selected_rows": lambda load: load.prefill_selected_rows,
+        "selected_rows": lambda load: load.selected_rows,
         "sum_context_tokens": lambda load: load.sum_context_tokens,
         "hot_requests": lambda load: load.hot_requests,
         "has_misses": lambda load: either(load.missed_millirows, 1.0, 0.0),
