@@ -1,5 +1,6 @@
 # make demo    replay two bundled traces and write a report      make demo TRACE=path/to/trace.jsonl
 # make test    all tests                                         make lint types   style and types
+# make validate      simulated against measured on this machine, 12 minutes on two quiet cores
 # make bench   how fast simulator and kernels are here           make conform      agreement with vLLM's logs
 #
 # Everything runs in .venv, which is made on first use. PYTHON chooses the interpreter it is made from, TORCH the
@@ -10,6 +11,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 TRACE ?= long-context openhands
 OUT ?= out
+DEVICE ?= cpu
 HISPARSIM_REFERENCE ?= ../shared
 
 VENV := .venv
@@ -18,11 +20,11 @@ CODE := sim realrun kernels traces reports tests
 PACKAGES := hisparsim hisparsim_realrun hisparsim_kernels hisparsim_traces hisparsim_reports
 KERNEL_ENV := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: help venv dev demo test test-main test-kernels lint format types bench conform kernels-aot clean
+.PHONY: help venv dev demo validate validate-full test test-main test-kernels lint format types bench conform kernels-aot clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n "1,2s/^# //p" Makefile
+	@sed -n "1,3s/^# //p" Makefile
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +79,15 @@ bench: dev
 	$(BIN)/hisparsim replay conversation --jobs 1 --json > $(OUT)/bench/replay.json
 	$(BIN)/hisparsim kernels bench --device cpu --json > $(OUT)/bench/kernels.json
 	@echo "$(OUT)/bench/replay.json (wall_s: the simulation loop)  $(OUT)/bench/kernels.json"
+
+# Simulated against measured on this machine: four policies, or every one (DEVICE=cuda on a GPU).
+validate: dev
+	@rm -rf $(OUT)/validation
+	$(BIN)/hisparsim validate --device $(DEVICE) --out $(OUT)/validation
+
+validate-full: dev
+	@rm -rf $(OUT)/validation-full
+	$(BIN)/hisparsim validate --device $(DEVICE) --every-policy --out $(OUT)/validation-full
 
 conform: dev
 	$(BIN)/hisparsim conform $(HISPARSIM_REFERENCE)/reference/vllm_oracle

@@ -24,14 +24,17 @@ from hisparsim.specs.scenario import Scenario
 from hisparsim.specs.setup import PoolKind
 from hisparsim_kernels.references.rows import pack
 from hisparsim_kernels.row_format import RowFormat
+from hisparsim_traces import closed_loop
 
 from .calibration import calibrate
 from .devices import Device, open_device
 from .doctor_links import GpuPlace, LinkReport, gpu_places, measure_gpu_links, measure_host_links
+from .engine import run_real
+from .geometry import sliced_scenario
 from .machine import describe_machine, versions
 from .options import RunOptions
 from .validation import NUM_RERUNS, capacity_per_s, with_calibration
-from .validation_workloads import POLICIES, base_scenario, workloads
+from .validation_workloads import POLICIES, SCALES, base_scenario, workloads
 
 ROUGH_SCALE = 0.1
 """Size of the calibration that the estimate of a validation rests on."""
@@ -107,7 +110,7 @@ def examine(
     places = gpu_places() if device.is_cuda else ()
     links = measure_gpu_links(places) if device.is_cuda else measure_host_links()
     say("self-tests")
-    tests = self_tests(device)
+    tests = self_tests(device, threads)
     with tempfile.TemporaryDirectory(prefix="hisparsim-doctor-") as name:
         base = base_scenario(device_name, Path(name))
         estimate = None
@@ -129,17 +132,18 @@ def examine(
     )
 
 
-def self_tests(device: Device) -> tuple[SelfTest, ...]:
-    """Query: kernels against references; on a GPU those of ``hisparsim kernels check``'s residency part."""
+def self_tests(device: Device, threads: int | None = None) -> tuple[SelfTest, ...]:
+    """Query: rows, a run under two policies; on a GPU also its residency kernels against their references."""
+    tests = [_rows_are_packed(device), _policies_agree("cuda" if device.is_cuda else "cpu", threads)]
     if device.is_cuda:
         from hisparsim_kernels.residency_check import check_residency
 
         passed, detail = check_residency(device.torch_device)
-        return (_rows_survive(device), SelfTest("residency kernels against their references", passed, detail))
-    return (_rows_survive(device), _attention_is_right())
+        tests.append(SelfTest("residency kernels against their references", passed, detail))
+    return tuple(tests)
 
 
-def _rows_survive(device: Device) -> SelfTest:
+def _rows_are_packed(device: Device) -> SelfTest:
     """Rows of random values are packed on the device into the bytes that the format has."""
     generator = torch.Generator().manual_seed(7)
     latent = torch.randn(64, 512, generator=generator).to(device.torch_device)
@@ -150,15 +154,21 @@ def _rows_survive(device: Device) -> SelfTest:
     return SelfTest("rows of fp8_ds_mla are packed", passed, f"{shape[1]} bytes a row")
 
 
-def _attention_is_right() -> SelfTest:
-    """A softmax over selected rows in float32 against float64."""
-    generator = torch.Generator().manual_seed(8)
-    q, keys = torch.randn(8, 576, generator=generator), torch.randn(128, 576, generator=generator)
-    scale = 576**-0.5
-    got = torch.softmax(q @ keys.T * scale, -1) @ keys[:, :512]
-    wanted = torch.softmax(q.double() @ keys.double().T * scale, -1) @ keys.double()[:, :512]
-    error = float((got.double() - wanted).abs().max())
-    return SelfTest("sparse attention in float32", error < 1e-4, f"largest error {error:.1e}")
+def _policies_agree(device_name: str, threads: int | None) -> SelfTest:
+    """Four requests served from GPU pages and from hot buffers give the same tokens."""
+    with tempfile.TemporaryDirectory(prefix="hisparsim-doctor-") as name:
+        base = sliced_scenario(Scenario.load(None, SCALES["cpu"].settings), 2, 2, Path(name))
+        trace = closed_loop(4, (150, 200), (4, 8), seed=21)
+        options = RunOptions(device=device_name, threads=threads, batch_invariant=True)
+        answers = [
+            run_real(
+                base.with_overrides([f"policy.name={policy}", "workload.concurrency=2"]), trace, options
+            ).answers
+            for policy in ("gpu-only", "host-resident")
+        ]
+    tokens = sum(len(answer) for answer in answers[0].values())
+    detail = f"{tokens} tokens of gpu-only and host-resident compared"
+    return SelfTest("the answer does not depend on residency", answers[0] == answers[1], detail)
 
 
 def plan_of(base: Scenario, device_name: str, estimate: float | None) -> ValidationPlan:
