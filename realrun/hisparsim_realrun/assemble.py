@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hisparsim.locality.profile import LocalityProfile
 from hisparsim.serving.limits import ServingLimits
@@ -28,6 +29,9 @@ from .residency import Residency
 from .selection import ProfileSelection
 from .tables import BlockTables
 from .weights import make_weights
+
+if TYPE_CHECKING:
+    from .device_decode import DeviceDecode
 
 INVARIANT_SHARDS = 2
 """Shards of one rank under ``batch_invariant``, so that two ranks compute the very same partial sums."""
@@ -139,10 +143,11 @@ def make_executor(
     process = None
     if plan.profile is not None:
         process = ProfileSelection(plan.profile, content, len(geometry.units), plan.seed)
+    residency = Residency(geometry, tables, hot, limits.num_blocks)
     executor = Executor(
         Model(model_spec, weights, kernels, combine, clock),
         pools,
-        Residency(geometry, tables, hot, limits.num_blocks),
+        residency,
         kernels,
         content,
         CopyEngine(device, inline=plan.inline_copies or rank > 0),
@@ -150,6 +155,7 @@ def make_executor(
         mirrors=plan.mirrors,
         writes_host=rank == 0,
         process=process,
+        decoder=_decoder(plan, device, kernels, residency),
     )
     top_k, num_units = model_spec.index_top_k, len(geometry.units)
     if plan.record_selections is not None and rank == 0:
@@ -169,3 +175,24 @@ def _kernels(plan: Blueprint, device: Device, pools: Pools) -> CpuKernels:
 
         return TritonKernels(pools, plan.model.index_top_k, invariant=plan.batch_invariant)
     return CpuKernels(pools, plan.model.index_top_k, invariant=plan.batch_invariant)
+
+
+def _decoder(
+    plan: Blueprint, device: Device, kernels: CpuKernels, residency: Residency
+) -> DeviceDecode | None:
+    """Decodes on the device from end to end, where Triton's kernels run and no selection is recorded."""
+    if device.kernels is not KernelKind.TRITON or plan.record_selections or plan.replay_selections:
+        return None
+    from .device_decode import DeviceDecode
+    from .triton_kernels import TritonKernels
+
+    assert isinstance(kernels, TritonKernels)
+    query_len = 1 + plan.limits.draft_tokens
+    return DeviceDecode(
+        kernels,
+        residency,
+        max_requests=2 * plan.limits.max_num_seqs + 8,
+        hot_rows=max(plan.limits.hot_rows, query_len * plan.model.index_top_k),
+        query_len=query_len,
+        num_host_blocks=plan.num_host_blocks,
+    )

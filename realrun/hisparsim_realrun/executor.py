@@ -14,6 +14,7 @@ into the hot buffer, or (prefill) a staged page. Nothing else about a policy rea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ from .selection import ProfileSelection
 from .tables import TableChanges
 from .tier import PrefixTier
 from .work import Span, StepWork
+
+if TYPE_CHECKING:
+    from .device_decode import DeviceDecode, Placed
 
 Ints = NDArray[np.int64]
 
@@ -79,6 +83,12 @@ class _Tokens:
     """Span -> [units, n, 128] queries of its output tokens, under a locality profile."""
     keys: torch.Tensor | None = None
     """[units, tokens, 128] index keys, under a locality profile."""
+    placed: Placed | None = None
+    """Rows of the decodes' selections in the unit at hand, where the device resolves them."""
+
+    @property
+    def num_decodes(self) -> int:
+        return sum(not span.is_prefill for span in self.spans)
 
 
 class Executor:
@@ -97,6 +107,7 @@ class Executor:
         mirrors: Mirrors,
         writes_host: bool,
         process: ProfileSelection | None = None,
+        decoder: DeviceDecode | None = None,
     ) -> None:
         self.model = model
         self.pools = pools
@@ -109,6 +120,8 @@ class Executor:
         self.writes_host = writes_host
         """This rank fills the host pool; others only read it."""
         self.process = process
+        self.decoder = decoder
+        """Serves the decodes on the device from selection to rows; None = the host resolves."""
         self.tier = PrefixTier()
         self.hidden: dict[tuple[int, int], torch.Tensor] | None = None
         """(request, position) -> final hidden state, kept where a dictionary is put here."""
@@ -135,6 +148,8 @@ class Executor:
             hidden = self._forward(tokens)
             self._mirror(tokens)
             sampled = self._sample(tokens, hidden)
+            if self.decoder is not None:
+                self._moved_h2d += self.decoder.count_rows() * self.pools.geometry.layout.row_bytes
         self._finish(work)
         return StepOutput(
             sampled,
@@ -149,6 +164,8 @@ class Executor:
         for action in work.plan.actions:
             self.residency.tables.apply(action, work.prefixes, changes)
             self.residency.settle(changes)
+            if self.decoder is not None:
+                self.decoder.settle(changes)
             changes.emptied.clear()
             changes.warmed.clear()
             if isinstance(action, Load):
@@ -238,6 +255,8 @@ class Executor:
         positions = torch.from_numpy(tokens.positions).to(device)
         angles = rope_angles(positions, model.spec.qk_rope_head_dim)
         main_hidden = x
+        if self.decoder is not None:
+            self.decoder.begin(tokens.spans[: tokens.num_decodes])
         for unit in self.pools.geometry.units:
             slots: list[Ints] = []
             counts: Ints = np.empty(0, np.int64)
@@ -253,7 +272,7 @@ class Executor:
                 if layer == unit.layers[0]:
                     selections = self._select(tokens, unit, normed, projected)
                     slots, counts, stagings = self._place(tokens, unit, selections)
-                attended = self._attend(tokens, unit, layer, projected.queries, slots, counts, stagings)
+                attended = self._attend(tokens, layer, projected.queries, slots, counts, stagings)
                 x = x + model.project_out(layer, attended)
                 normed = model.norm(x)
                 self.clock.mark(Term.NORMS)
@@ -284,6 +303,7 @@ class Executor:
         )
         self.kernels.write_keys(unit.index, keys, blocks.astype(np.int64), places)
         selections = []
+        waiting: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for number, (span, part) in enumerate(zip(tokens.spans, tokens.parts, strict=True)):
             own, heads = queries[part], weights[part]
             keep_newest = torch.zeros(span.count, dtype=torch.bool)
@@ -295,12 +315,22 @@ class Executor:
                 heads[first:] = 0.0
                 heads[first:, 0], heads[first:, 1] = 1.0, -1.0
                 keep_newest[first:] = True
+            if self.decoder is not None and not span.is_prefill:
+                waiting.append((own, heads, keep_newest))
+                selections.append(np.empty((0, self.kernels.top_k), np.int64))
+                continue
             table = tables[span.request_id].index.astype(np.int64)
             selection = self.kernels.select(unit.index, own, heads, table, span.start, keep_newest)
             if (selection[:, 0] < 0).any():  # a token sees itself, so there is always something to select
                 raise RunDied(f"request {span.request_id}: its index logits are not finite (NaN)")
             selections.append(self._noted(span, unit, selection))
             self.clock.mark(Term.PREFILL_INDEXER if span.is_prefill else Term.DECODE_INDEXER)
+        tokens.placed = None
+        if self.decoder is not None and waiting:
+            own, heads, keep_newest = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+            spans, new_rows = tokens.spans[: len(waiting)], tokens.rows[unit.group]
+            tokens.placed = self.decoder.place(spans, unit, own, heads, keep_newest, new_rows)
+            self.clock.mark(Term.DECODE_INDEXER)
         return selections
 
     def _noted(self, span: Span, unit: Unit, selection: Ints) -> Ints:
@@ -328,7 +358,7 @@ class Executor:
         host_rows: list[Ints] = []
         rows: list[Ints] = []
         for span, selection in zip(tokens.spans, selections, strict=True):
-            if span.is_prefill:
+            if span.is_prefill or tokens.placed is not None:
                 slots.append(np.empty(0, np.int64))
                 continue
             residency.place_direct(span, unit)
@@ -361,7 +391,6 @@ class Executor:
     def _attend(
         self,
         tokens: _Tokens,
-        unit: Unit,
         layer: int,
         queries: torch.Tensor,
         slots: list[Ints],
@@ -369,8 +398,15 @@ class Executor:
         stagings: dict[int, Staging],
     ) -> torch.Tensor:
         num_shards = len(self.model.weights.layers[layer].shards)
-        scale, outs = self.model.scale, []
-        for numbers in tokens.passes:
+        scale, outs, before = self.model.scale, [], 0
+        if tokens.placed is not None:
+            assert self.decoder is not None
+            before = tokens.num_decode_tokens
+            outs.append(self.decoder.attend(layer, queries[:before], tokens.placed, scale))
+        for batch in tokens.passes:
+            numbers = [number for number in batch if not before or tokens.spans[number].is_prefill]
+            if not numbers:
+                continue
             for number in numbers:
                 staging = stagings.get(number)
                 if staging is not None and len(staging.staged_rows):
@@ -379,7 +415,8 @@ class Executor:
             self.clock.mark(Term.STAGING)
             part = slice(tokens.parts[numbers[0]].start, tokens.parts[numbers[-1]].stop)
             rows = np.concatenate([slots[number] for number in numbers])
-            outs.append(self.kernels.attend(layer, queries[part], rows, counts[part], scale, num_shards))
+            own_counts = counts[part.start - before : part.stop - before]
+            outs.append(self.kernels.attend(layer, queries[part], rows, own_counts, scale, num_shards))
         self._mark(tokens, Term.DECODE_SPARSE, Term.PREFILL_SPARSE)
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 

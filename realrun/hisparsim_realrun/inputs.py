@@ -26,8 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hisparsim.serving.core import Completion, ServingCore
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.plan import Idle, Outcome, StepPlan, TransferPhase, TransferUpdate
+from hisparsim.serving.progress import Completion
 from hisparsim.serving.request import Request, RequestSpec
 
 from .decisions import Record, records_of

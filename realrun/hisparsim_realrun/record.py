@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from hisparsim.cost.terms import Term
 from hisparsim.des.arrivals import Arrivals
 from hisparsim.results.records import RequestStatus
-from hisparsim.serving.core import Completion, ServingCore
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.plan import Admit, StepPlan
 from hisparsim.serving.policy import Census
+from hisparsim.serving.progress import Completion
 
 from .executor import StepOutput
 

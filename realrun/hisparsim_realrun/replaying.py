@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hisparsim.results.directory import read_description, write_run
-from hisparsim.serving.core import ProtocolError, ServingCore
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.policies import policy_class
+from hisparsim.serving.progress import ProtocolError
 
 from .decisions import decision_columns
 from .engine import RealRun

@@ -93,7 +93,7 @@ class TritonKernels(CpuKernels):
         keep_newest: torch.Tensor,
     ) -> Ints:
         """[n, top_k] ascending positions of the largest logits, -1 behind them; as on the CPU."""
-        codes, weights = _quantised(queries, weights)
+        codes, weights = quantised(queries, weights)
         pages = -(-(start + len(queries)) // self.page_rows)
         table = self._device_ints(blocks[:pages])
         parts = []
@@ -134,8 +134,14 @@ class TritonKernels(CpuKernels):
 
         The kernel computes each head on its own, so ``num_shards`` changes nothing.
         """
+        assert queries.shape[1] % num_shards == 0
+        return self.attend_rows(layer, queries, self._device_ints(rows), self._device_ints(counts), scale)
+
+    def attend_rows(
+        self, layer: int, queries: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """As :meth:`attend`, for rows [n, top_k] and counts [n] that are on the device (int32)."""
         tokens, heads, _ = queries.shape
-        assert heads % num_shards == 0
         q = queries.to(torch.bfloat16).contiguous()
         splits = BATCH_INVARIANT_SPLITS
         if not self.invariant:
@@ -145,8 +151,8 @@ class TritonKernels(CpuKernels):
         sparse_mla_decode(
             q,
             self.pools.layer_rows(layer),
-            self._device_ints(rows),
-            self._device_ints(counts),
+            rows,
+            counts,
             scale=scale,
             out=out,
             lse=torch.empty(tokens, heads, device=q.device),
@@ -156,7 +162,7 @@ class TritonKernels(CpuKernels):
         return out.to(queries.dtype)
 
 
-def _quantised(queries: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantised(queries: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries [n, heads, 128] as e4m3 and weights [n, heads] times their scales, heads as the kernel has."""
     count, heads, _ = queries.shape
     served = min(size for size in HEADS_SUPPORTED if size >= heads)
