@@ -5,6 +5,7 @@ server.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
 from hisparsim_traces import TraceError
 from hisparsim_traces.catalogue import Entry, catalogue, find
+from hisparsim_traces.cli import app
 from hisparsim_traces.fetching import fetch
 from hisparsim_traces.formats import FORMATS
 
@@ -144,10 +147,40 @@ def test_refusals_name_the_address_and_the_code(server: str, tmp_path: Path) -> 
 
 def test_the_catalogue_names_licence_place_and_a_known_format() -> None:
     entries = catalogue()
-    assert len(entries) >= 15
+    assert len(entries) >= 20
     for one in entries.values():
-        assert one.licence and one.page.startswith("https://") and one.attribution
+        assert one.licence and one.page.startswith("https://") and one.attribution and one.note
         assert one.format is None or one.format in FORMATS
         assert one.url is None or one.url.startswith("https://")
+        assert one.sha256 is None or (len(one.sha256) == 64 and one.url is not None)
+    assert {one.format for one in entries.values()} >= {
+        "mooncake",
+        "azure2024",
+        "burstgpt",
+        "bailian",
+        "weka",
+    }
+    assert sum(one.sha256 is not None for one in entries.values()) >= 15
+    assert len({one.url for one in entries.values() if one.url}) == sum(
+        one.url is not None for one in entries.values()
+    )
     with pytest.raises(TraceError, match="one of mooncake-conversation"):
         find("sharegpt")
+
+
+def test_the_command_fetches_an_entry_and_says_its_licence(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hisparsim_traces.catalogue.find", lambda name: entry(f"{server}/a.jsonl"))
+    Handler.cut, Handler.cuts = 300_000, 1
+    result = CliRunner().invoke(app, ["fetch", "t", "--to", str(tmp_path)])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "path": str(tmp_path / "a.jsonl"),
+        "sha256": hashlib.sha256(CONTENT).hexdigest(),
+        "size_bytes": len(CONTENT),
+    }
+    assert "A trace - MIT - Its authors" in result.stderr
+    refused = CliRunner().invoke(app, ["fetch", "t", "--to", str(tmp_path / "b"), "--sha256", "00"])
+    assert refused.exit_code == 2
+    assert "it is another file" in refused.stderr and not list((tmp_path / "b").iterdir())

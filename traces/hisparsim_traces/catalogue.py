@@ -15,11 +15,11 @@ class Entry:
 
     Attributes:
         format: a name of FORMATS, or None where no reader here takes it.
-        size_bytes: as published, None where not known.
+        size_bytes: as published, rounded where only megabytes are, None where not known.
         page: where people find it.
         url: a file that can be fetched as it is; None where the page must be visited (an archive, an
             account).
-        sha256: of that file, or its first digits as far as they are known; None where they are not.
+        sha256: of that file, as its publishers or several who fetched it give it; None where none is known.
         attribution: what the licence or the authors ask to be said.
     """
 
