@@ -13,7 +13,7 @@ into the hot buffer, or (prefill) a staged page. Nothing else about a policy rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,12 +34,13 @@ from .pools import Pools
 from .recorded import RecordedSelections, SelectionRecorder
 from .residency import Residency, Staging
 from .selection import ProfileSelection
+from .step_tokens import StepTokens, step_tokens
 from .tables import TableChanges
 from .tier import PrefixTier
 from .work import Span, StepWork
 
 if TYPE_CHECKING:
-    from .device_decode import DeviceDecode, Placed
+    from .device_decode import DeviceDecode
 
 Ints = NDArray[np.int64]
 
@@ -64,31 +65,6 @@ class Mirrors:
 
     prefill: bool
     decode: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Tokens:
-    """The tokens of a step, all spans in one line."""
-
-    spans: tuple[Span, ...]
-    parts: tuple[slice, ...]
-    """Of each span, its tokens in the line."""
-    positions: Ints
-    num_decode_tokens: int
-    rows: dict[int, Ints] = field(default_factory=dict)
-    """Group -> [tokens] flat rows where the new rows go."""
-    passes: tuple[tuple[int, ...], ...] = ()
-    """Spans by number that attend together: their staged pages fit into the staging blocks."""
-    queries: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Span -> [units, n, 128] queries of its output tokens, under a locality profile."""
-    keys: torch.Tensor | None = None
-    """[units, tokens, 128] index keys, under a locality profile."""
-    placed: Placed | None = None
-    """Rows of the decodes' selections in the unit at hand, where the device resolves them."""
-
-    @property
-    def num_decodes(self) -> int:
-        return sum(not span.is_prefill for span in self.spans)
 
 
 class Executor:
@@ -144,7 +120,7 @@ class Executor:
         self._begin(work)
         sampled: dict[int, list[int]] = {}
         if work.spans:
-            tokens = self._tokens(work)
+            tokens = step_tokens(work.spans, self.residency, self.pools.num_staging_blocks, self.process)
             hidden = self._forward(tokens)
             self._mirror(tokens)
             sampled = self._sample(tokens, hidden)
@@ -199,51 +175,9 @@ class Executor:
                     lambda blocks=blocks, host=host_blocks: self.pools.copy_to_host(blocks, host),  # type: ignore[misc]
                 )
 
-    # -- the tokens -------------------------------------------------------------------------------
-
-    def _tokens(self, work: StepWork) -> _Tokens:
-        residency, geometry = self.residency, self.pools.geometry
-        ends = np.cumsum([span.count for span in work.spans])
-        parts = tuple(
-            slice(int(end) - span.count, int(end)) for end, span in zip(ends, work.spans, strict=True)
-        )
-        tokens = _Tokens(
-            work.spans,
-            parts,
-            np.concatenate([np.arange(span.start, span.end) for span in work.spans]),
-            sum(span.count for span in work.spans if not span.is_prefill),
-        )
-        for group in range(geometry.num_groups):
-            tokens.rows[group] = np.concatenate([residency.new_rows(span, group) for span in work.spans])
-        tokens.passes = self._passes(work.spans)
-        if self.process is not None:
-            tokens.keys = self.process.keys(work.spans)
-            for number, span in enumerate(work.spans):
-                if self.process.num_model_queries(span) < span.count:
-                    tokens.queries[number] = self.process.queries(span)
-        return tokens
-
-    def _passes(self, spans: tuple[Span, ...]) -> tuple[tuple[int, ...], ...]:
-        """Spans whose staged pages fit together, in order; a span that alone does not fit ends the run."""
-        passes: list[list[int]] = [[]]
-        room = self.pools.num_staging_blocks
-        for number, span in enumerate(spans):
-            absent = self.residency.num_absent_pages(span) if span.is_prefill else 0
-            if absent > self.pools.num_staging_blocks:
-                raise RunDied(
-                    f"request {span.request_id} stages {absent} pages, there is room for "
-                    f"{self.pools.num_staging_blocks}"
-                )
-            if absent > room:
-                passes.append([])
-                room = self.pools.num_staging_blocks
-            passes[-1].append(number)
-            room -= absent
-        return tuple(tuple(numbers) for numbers in passes)
-
     # -- forward ----------------------------------------------------------------------------------
 
-    def _forward(self, tokens: _Tokens) -> torch.Tensor:
+    def _forward(self, tokens: StepTokens) -> torch.Tensor:
         model, device = self.model, self.pools.gpu.device
         ids = np.concatenate(
             [
@@ -281,10 +215,12 @@ class Executor:
             main_hidden = x
         return model.norm(main_hidden)
 
-    def _mark(self, tokens: _Tokens, decode: Term, prefill: Term) -> None:
+    def _mark(self, tokens: StepTokens, decode: Term, prefill: Term) -> None:
         self.clock.split(decode, prefill, tokens.num_decode_tokens, len(tokens.positions))
 
-    def _select(self, tokens: _Tokens, unit: Unit, normed: torch.Tensor, projected: Projected) -> list[Ints]:
+    def _select(
+        self, tokens: StepTokens, unit: Unit, normed: torch.Tensor, projected: Projected
+    ) -> list[Ints]:
         """Write the tokens' index keys; of each span [count, top_k] selected positions."""
         model = self.model
         index = model.weights.layers[unit.layers[0]].index
@@ -349,7 +285,7 @@ class Executor:
             self.recorder.close()
 
     def _place(
-        self, tokens: _Tokens, unit: Unit, selections: list[Ints]
+        self, tokens: StepTokens, unit: Unit, selections: list[Ints]
     ) -> tuple[list[Ints], Ints, dict[int, Staging]]:
         """Flat rows of every selection, with missed rows fetched for all layers of the unit."""
         residency = self.residency
@@ -390,7 +326,7 @@ class Executor:
 
     def _attend(
         self,
-        tokens: _Tokens,
+        tokens: StepTokens,
         layer: int,
         queries: torch.Tensor,
         slots: list[Ints],
@@ -422,7 +358,7 @@ class Executor:
 
     # -- after the layers -------------------------------------------------------------------------
 
-    def _mirror(self, tokens: _Tokens) -> None:
+    def _mirror(self, tokens: StepTokens) -> None:
         chosen = [
             number
             for number, span in enumerate(tokens.spans)
@@ -439,7 +375,7 @@ class Executor:
                 self.kernels.copy_to_host(layer, rows, host_rows)
         self.clock.mark(Term.MIRROR)
 
-    def _sample(self, tokens: _Tokens, hidden: torch.Tensor) -> dict[int, list[int]]:
+    def _sample(self, tokens: StepTokens, hidden: torch.Tensor) -> dict[int, list[int]]:
         if self.hidden is not None:
             for span, part in zip(tokens.spans, tokens.parts, strict=True):
                 for position, state in zip(range(span.start, span.end), hidden[part], strict=True):

@@ -1,8 +1,8 @@
 """The Triton kernels of :mod:`hisparsim_kernels` behind the same methods as the CPU's own routines.
 
 They run on a GPU, or in Triton's interpreter at tiny sizes, which proves their wiring on a CPU. Index queries
-are quantised to e4m3 with one scale a head, folded into the head's weight. Selections come back to the host,
-which resolves them by the block tables; so steps are launched eagerly, not captured in graphs.
+are quantised to e4m3 with one scale a head, folded into the head's weight. Prefill's selections come back to
+the host, which places them by the block tables; decodes stay on the device (:mod:`.device_decode`).
 """
 
 from __future__ import annotations
