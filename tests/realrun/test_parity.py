@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hisparsim.des.draws import tokens_of_verify_step
-from hisparsim.serving.core import Wedged
 from hisparsim.serving.lockstep import Lags, lockstep
 from hisparsim.serving.policies import POLICIES
+from hisparsim.serving.progress import Wedged
 from hisparsim.serving.request import Request
 from hisparsim_realrun.decisions import first_difference, records_of
 

@@ -16,10 +16,10 @@ from hisparsim.cost.load import StepLoad
 from hisparsim.cost.sources import cost_model
 from hisparsim.locality.caches import Replacement, count_misses
 from hisparsim.results.records import RequestStatus, RunResult
-from hisparsim.serving.core import Wedged
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import PrefillChunk
 from hisparsim.serving.policies.hybrid import Hybrid
+from hisparsim.serving.progress import Wedged
 from hisparsim.specs.scenario import Scenario
 from hisparsim_traces import Trace, poisson
 from hisparsim_traces.synth.assemble import synthetic_trace

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from hisparsim.conform.rows import log_row
 from hisparsim.conform.totals import RunTotals
 from hisparsim.conform.workload import LoggedWorkload
-from hisparsim.serving.core import ServingCore, Wedged
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.lockstep import lockstep
 from hisparsim.serving.plan import Action
 from hisparsim.serving.policies import policy_class
+from hisparsim.serving.progress import Wedged
 from hisparsim.serving.request import Request
 
 NUM_RECENT = 12

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hisparsim.serving.core import ServingCore, StepNotes
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.lockstep import LockstepStep
+from hisparsim.serving.progress import StepNotes
 from hisparsim.serving.request import Request
 
 

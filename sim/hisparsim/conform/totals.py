@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hisparsim.serving.core import Completion
 from hisparsim.serving.lockstep import LockstepStep
 from hisparsim.serving.plan import Load, Restore, StepPlan, WriteBack
+from hisparsim.serving.progress import Completion
 
 
 class RunTotals:

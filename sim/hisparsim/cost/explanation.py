@@ -12,8 +12,7 @@ from hisparsim.cost.model import StepCost
 from hisparsim.cost.sources import cost_model
 from hisparsim.cost.terms import Term
 from hisparsim.locality.profile import load_profile
-from hisparsim.serving.core import graph_bucket
-from hisparsim.serving.plan import DecodeBatch, PrefillChunk, StepPlan
+from hisparsim.serving.plan import DecodeBatch, PrefillChunk, StepPlan, graph_bucket
 from hisparsim.serving.policies import policy_class
 from hisparsim.specs.errors import ScenarioError
 from hisparsim.specs.kv_layout import pages_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hisparsim.serving.core import Completion
+from hisparsim.serving.progress import Completion
 
 BASE_COLUMNS = (
     "start_ns",

@@ -13,7 +13,7 @@ from hisparsim.cost.load import StepLoad
 from hisparsim.des.gang import STEP_TABLE_COLUMNS, Gang
 from hisparsim.des.world import World
 from hisparsim.results.records import RequestStatus, RunResult
-from hisparsim.serving.core import graph_bucket
+from hisparsim.serving.plan import graph_bucket
 from hisparsim.specs.scenario import Scenario
 from hisparsim.specs.setup import PoolKind, ServingSetup
 from hisparsim_traces import Trace

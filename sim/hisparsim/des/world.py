@@ -17,7 +17,7 @@ from hisparsim.des.links import HostLinks
 from hisparsim.des.recorder import TokenClock
 from hisparsim.des.replica import Replica
 from hisparsim.results.records import RequestStatus
-from hisparsim.serving.core import Completion
+from hisparsim.serving.progress import Completion
 from hisparsim.serving.request import RequestSpec
 
 
@@ -57,9 +57,9 @@ class World:
 
     def _submit(self, row: int, now: int) -> None:
         trace = self.arrivals.trace
-        spec = RequestSpec(
-            row, self.arrivals.prompt_tokens[row], int(trace.output_tokens[row]), self.identity.keys(row)
-        )
+        prompt_tokens = self.arrivals.prompt_tokens[row]
+        keys = self.identity.keys(row, prompt_tokens)
+        spec = RequestSpec(row, prompt_tokens, int(trace.output_tokens[row]), keys)
         replica = self._placed.get(int(trace.parent[row]))
         if replica is None:
             replica = min(self.replicas, key=lambda candidate: candidate.alive_tokens)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from hisparsim.serving.core import Completion, ServingCore
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.plan import (
     Idle,
     Load,
@@ -24,6 +24,7 @@ from hisparsim.serving.plan import (
     WriteBack,
 )
 from hisparsim.serving.policy import Census
+from hisparsim.serving.progress import Completion
 from hisparsim.serving.request import Request, RequestSpec
 
 

@@ -212,6 +212,17 @@ class StepPlan:
         return decodes + sum(chunk.num_tokens for chunk in self.prefills)
 
 
+def graph_bucket(batch: int) -> int:
+    """Batch size of the CUDA graph that serves ``batch`` decodes (vLLM's default capture sizes)."""
+    if batch <= 2:
+        return max(batch, 1)
+    if batch <= 8:
+        return (batch + 3) // 4 * 4
+    if batch <= 256:
+        return (batch + 7) // 8 * 8
+    return (batch + 15) // 16 * 16
+
+
 @dataclass(frozen=True, slots=True)
 class Idle:
     """Nothing can be scheduled now. ``reason`` is for people."""

@@ -227,7 +227,7 @@ class ResidencyPolicy(ABC):
     def seal(self, request: Request, num_tokens: int) -> None:
         """The first ``num_tokens`` have known content: cache the pages that they fill. Sets ``next_seal``."""
 
-    def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
+    def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:  # noqa: B027
         """Residency work after scheduling. Pairs give the tokens computed and known once the step is done.
 
         Steady decodes (see :meth:`quiet_until`) are left out unless :meth:`looks_at_all`.
@@ -244,7 +244,7 @@ class ResidencyPolicy(ABC):
         when the returned function is called.
         """
 
-    def notify(self, updates: Sequence[TransferUpdate]) -> None:
+    def notify(self, updates: Sequence[TransferUpdate]) -> None:  # noqa: B027
         """Transfers moved on."""
 
     # -- laws -------------------------------------------------------------------------------------

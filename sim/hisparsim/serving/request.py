@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from hisparsim.serving.policy import RequestLedger
 
+NEVER = 1 << 62
+"""A token count that is never reached."""
+
 
 class Status(Enum):
     WAITING = "waiting"

@@ -8,12 +8,12 @@ are counted for all steady requests at once, and a request's own counters follow
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hisparsim.serving.policy import ResidencyPolicy
 from hisparsim.serving.request import Request
 
 
@@ -42,7 +42,9 @@ class PlanInFlight:
 class SteadyDecodes:
     """The steady requests and the counts that they share."""
 
-    def __init__(self, *, asynchronous: bool) -> None:
+    def __init__(self, plans: deque[PlanInFlight], *, asynchronous: bool) -> None:
+        self.plans = plans
+        """Plans in flight, oldest first."""
         self.planned = 0
         """Plans made so far that compute something."""
         self.completed = 0
@@ -112,14 +114,14 @@ class SteadyDecodes:
         for request in self._members.values():
             self.settle(request)
 
-    def leave(self, request: Request, plans: Iterable[PlanInFlight]) -> None:
+    def leave(self, request: Request) -> None:
         """Change: the request is listed again, also in the plans in flight that implied it."""
         self.settle(request)
         request.steady = False
         request.wake = 0
         del self._members[request.request_id]
         self._snapshot = None
-        for plan in plans:
+        for plan in self.plans:
             if plan.sequence > request.steady_since:
                 plan.requests.append(request)
                 plan.counts.append(1)
@@ -127,7 +129,20 @@ class SteadyDecodes:
                 plan.yields.append(True)
                 plan.listed_since.add(request.request_id)
 
-    def leave_all(self, plans: deque[PlanInFlight]) -> None:
+    def leave_all(self) -> None:
         """Change: all steady requests are listed again."""
         for request in list(self._members.values()):
-            self.leave(request, plans)
+            self.leave(request)
+
+    def skip(self, rounds: int) -> None:
+        """Change: so many further plans were made and as many came back, none of them listing anybody."""
+        self.planned += rounds
+        self.completed += rounds
+        for plan in self.plans:
+            plan.plan_id += rounds
+            plan.sequence += rounds
+
+
+def quiet_until(policy: ResidencyPolicy, request: Request) -> int:
+    """Query: computed tokens below which a steady request needs nothing and cannot finish."""
+    return min(policy.quiet_until(request), request.end_tokens - 2)

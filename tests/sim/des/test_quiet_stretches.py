@@ -12,7 +12,7 @@ from random_runs import POLICIES, difference, scenarios, tiny, traces
 
 from hisparsim import simulate
 from hisparsim.results.records import RequestStatus, RunResult
-from hisparsim.serving.core import Wedged
+from hisparsim.serving.progress import Wedged
 from hisparsim.specs.scenario import Scenario
 from hisparsim_traces import Trace, conversations, poisson
 from hisparsim_traces.synth.assemble import synthetic_trace

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hisparsim.serving.core import Completion, ServingCore, Wedged
+from hisparsim.serving.core import ServingCore
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.lockstep import Lags, LockstepStep, lockstep
 from hisparsim.serving.plan import StepPlan
 from hisparsim.serving.policies import policy_class
+from hisparsim.serving.progress import Completion, Wedged
 from hisparsim.serving.request import Request, RequestSpec
 
 PAGE = 16

@@ -1,9 +1,9 @@
 import pytest
 from small_runs import PAGE, drive, engine, requests
 
-from hisparsim.serving.core import ProtocolError, Wedged
 from hisparsim.serving.lockstep import Lags, lockstep
 from hisparsim.serving.plan import Finish, Idle, Outcome, Preempt, StepPlan
+from hisparsim.serving.progress import ProtocolError, Wedged
 from hisparsim.serving.request import Status
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 
 from hisparsim.serving.blocks import LawBroken
-from hisparsim.serving.core import NEVER
 from hisparsim.serving.plan import Allocate, IntArray
 from hisparsim.serving.policy import (
     NO_HIT,
@@ -23,7 +22,7 @@ from hisparsim.serving.policy import (
     ResidencyPolicy,
     key_array,
 )
-from hisparsim.serving.request import Request
+from hisparsim.serving.request import NEVER, Request
 
 _NONE = np.empty(0, np.int32)
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from hisparsim.serving.blocks import BlockPool, LawBroken
-from hisparsim.serving.core import NEVER
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import (
     Allocate,
@@ -36,7 +35,7 @@ from hisparsim.serving.policy import (
     RequestLedger,
     ResidencyPolicy,
 )
-from hisparsim.serving.request import Request
+from hisparsim.serving.request import NEVER, Request
 
 _NONE = np.empty(0, np.int32)
 

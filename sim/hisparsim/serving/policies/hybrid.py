@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hisparsim.serving.blocks import BlockPool, LawBroken
-from hisparsim.serving.core import NEVER
 from hisparsim.serving.frames import NO_FRAME, PageFrames
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import (
@@ -49,7 +48,7 @@ from hisparsim.serving.policy import (
     ResidencyPolicy,
     key_array,
 )
-from hisparsim.serving.request import Request
+from hisparsim.serving.request import NEVER, Request
 
 KEPT_TAIL_PAGES = 2
 """Pages at the end of a request that are never released: a step in flight may still write them."""
