@@ -32,20 +32,27 @@ class PageIdentity:
                 self._first_child.setdefault(parent, row)
         self._kept: dict[int, Keys] = {}
 
-    def keys(self, row: int) -> Keys:
-        """[pages] keys of a request's full pages, prompt and output; children must ask after their parents."""
-        prompt, output = int(self.trace.input_tokens[row]), int(self.trace.output_tokens[row])
+    def keys(self, row: int, prompt_tokens: int | None = None) -> Keys:
+        """[pages] keys of a request's full pages, prompt and output; children must ask after their parents.
+
+        ``prompt_tokens`` are given where the prompt was cut shorter than the trace's: what follows them is
+        nobody else's.
+        """
+        declared, output = int(self.trace.input_tokens[row]), int(self.trace.output_tokens[row])
+        prompt = declared if prompt_tokens is None else prompt_tokens
         num_pages = (prompt + output) // self.page_tokens
         keys = _PRIVATE + (np.int64(row) << _ROW_SHIFT) + np.arange(num_pages, dtype=np.int64)
-        hashed = self._hashed(row)
+        hashed = self._hashed(row)[: prompt // self.page_tokens]
         keys[: len(hashed)] = hashed
         parent = int(self.trace.parent[row])
         if not len(hashed) and parent in self._kept:
-            shared = min(int(self.trace.shared_prefix_tokens[row]) // self.page_tokens, num_pages)
+            shared = min(int(self.trace.shared_prefix_tokens[row]), prompt) // self.page_tokens
             kept = self._kept[parent][:shared]
             keys[: len(kept)] = kept
         child = self._first_child.get(row)
-        if child is not None:
+        if child is not None and prompt < declared:
+            self._kept[row] = keys[: prompt // self.page_tokens]
+        elif child is not None:
             self._extend_into_child(keys, len(hashed), child)
             self._kept[row] = keys
         if parent in self._kept and self._first_child.get(parent) == row:
