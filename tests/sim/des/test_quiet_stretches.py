@@ -18,7 +18,7 @@ from hisparsim_traces import Trace, conversations, poisson
 from hisparsim_traces.synth.assemble import synthetic_trace
 
 QUICK = settings(
-    max_examples=24,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -26,7 +26,7 @@ QUICK = settings(
 
 
 def run(scenario: Scenario, trace: Trace, **how: bool) -> RunResult | str:
-    """The result, or why the run ended: without a prefix cache a tight pool may be too small for one."""
+    """The result, or why the run ended: in a tight pool a request may never get on."""
     try:
         return simulate(scenario, trace, **how)
     except Wedged as error:
@@ -42,7 +42,7 @@ def test_quiet_stretches_equal_step_by_step_and_the_laws_hold(policy: str, data:
     slow = run(scenario, trace, step_by_step=True)
     checked = run(scenario, trace, check=True)
     if isinstance(quick, str):
-        assert policy == "hybrid" and not scenario.kv.prefix_caching, quick
+        assert policy == "hybrid" and "runs alone" in quick, quick
         assert quick == slow == checked
         return
     assert isinstance(slow, RunResult) and isinstance(checked, RunResult)
