@@ -243,6 +243,7 @@ def test_clients_are_named_by_either_file_and_need_both(tmp_path: Path) -> None:
     for duration in (float("nan"), 0.0, float("inf")):
         with pytest.raises(TraceError, match="duration"):
             load(tmp_path / "a-trace.csv", duration_s=duration)
+        assert f"duration {duration}" in error_of("info", tmp_path / "a-trace.csv", "--duration", duration)
     (tmp_path / "a-trace.csv").rename(tmp_path / "b-trace.csv")
     for name in ("b-trace.csv", "a-dataset.json"):
         with pytest.raises(TraceError, match="is half a client"):

@@ -18,7 +18,8 @@ from hisparsim_traces.reuse import ideal_reuse
 from hisparsim_traces.statistics import dispersion, gap_cv
 from hisparsim_traces.synth.description import parse_description
 from hisparsim_traces.synth.draw import draw_arrivals, synthesise
-from hisparsim_traces.synth.fit import fit, fit_report
+from hisparsim_traces.synth.fit import fit
+from hisparsim_traces.synth.fit_report import fit_report
 
 
 @pytest.mark.parametrize("name", BUNDLED)

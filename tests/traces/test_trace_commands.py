@@ -136,7 +136,7 @@ def test_selections_are_described(tmp_path: Path) -> None:
         (["synth", "conversation", "{folder}/out.jsonl", "--rate", "0"], "rate 0"),
         (["fit", "absent", "{folder}/law.json"], "no such file"),
         (["fetch", "nothing"], "no public trace 'nothing'"),
-        (["fetch", "burstgpt-1"], "cannot be fetched as one file"),
+        (["fetch", "weka-agentic"], "cannot be fetched as one file"),
         (["topk", "{burst}"], "is no file of top-k selections"),
     ],
 )

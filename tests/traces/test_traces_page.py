@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from hisparsim_traces import load
 from hisparsim_traces.bundled import BUNDLED
-from hisparsim_traces.cli import LoopChoice, OverLongChoice, WrapsChoice, app
+from hisparsim_traces.cli import app
+from hisparsim_traces.cli_options import LoopChoice, OverLongChoice, WrapsChoice
 from hisparsim_traces.formats import FORMATS
 from hisparsim_traces.topk import TopkReader, TopkWriter
 

@@ -9,12 +9,32 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from .cli_options import (
+    AsJson,
+    BlockTokens,
+    ColumnMap,
+    Duration,
+    File,
+    FormatName,
+    Limit,
+    LoopChoice,
+    MaxContext,
+    OverLongChoice,
+    OverLongOption,
+    Seed,
+    Strict,
+    Target,
+    TimeUnit,
+    To,
+    WrapsChoice,
+    WrapsOption,
+    options_of,
+)
 from .errors import TraceError
 
 app = typer.Typer(
@@ -25,56 +45,6 @@ app = typer.Typer(
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Target(StrEnum):
-    MOONCAKE = "mooncake"
-    PARQUET = "parquet"
-
-
-class LoopChoice(StrEnum):
-    THINK = "think"
-    GAPS = "gaps"
-    SERVICE = "service"
-    OPEN = "open"
-
-
-class WrapsChoice(StrEnum):
-    SORT = "sort"
-    CONTINUE = "continue"
-    ERROR = "error"
-
-
-class OverLongChoice(StrEnum):
-    REJECT = "reject"
-    SKIP = "skip"
-    TRUNCATE = "truncate"
-    SKIP_SESSION = "skip-session"
-
-
-File = Annotated[str, typer.Argument(help="A trace file or folder, or the name of a bundled trace.")]
-FormatName = Annotated[
-    str | None, typer.Option("--format", help="Name of the format; detected when left out.")
-]
-ColumnMap = Annotated[
-    list[str] | None,
-    typer.Option("--map", help="FIELD=COLUMN or FIELD=COLUMN:UNIT for plain files, such as arrival=ts:ms."),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="A dropped or changed row is an error.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many kept requests.")]
-MaxContext = Annotated[
-    int | None, typer.Option("--max-context", min=2, help="Longest prompt plus output, in tokens.")
-]
-OverLongOption = Annotated[OverLongChoice, typer.Option("--over-long", help="What happens to longer ones.")]
-WrapsOption = Annotated[
-    WrapsChoice, typer.Option("--wraps", help="Where stamps jump back by more than a minute.")
-]
-BlockTokens = Annotated[int | None, typer.Option("--block-tokens", min=1, help="Tokens a block id covers.")]
-TimeUnit = Annotated[str | None, typer.Option("--time-unit", help="s, ms, us or ns, for timed_trace.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of what is drawn.")]
-Duration = Annotated[float | None, typer.Option("--duration", help="Seconds to draw, for client models.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-To = Annotated[Target | None, typer.Option("--to", help="Format to write; by OUT's suffix when left out.")]
 
 
 def _reports_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -94,21 +64,6 @@ def _reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         raise typer.Exit(2)
 
     return wrapped
-
-
-def _options(**given: Any) -> dict[str, Any]:
-    """The options of `load` that were given."""
-    mapped = given.pop("columns", None)
-    options = {name: value for name, value in given.items() if value not in (None, False)}
-    if mapped:
-        columns: dict[str, str] = {}
-        for item in mapped:
-            name, equals, column = item.partition("=")
-            if not (name and equals and column):
-                raise TraceError(f"--map {item!r}: must be FIELD=COLUMN or FIELD=COLUMN:UNIT")
-            columns[name] = column
-        options["columns"] = columns
-    return options
 
 
 def _print_json(value: Any) -> None:
@@ -158,7 +113,7 @@ def info(
     """What a trace is: rows, lengths, arrivals, burstiness, reuse."""
     from .statistics import file_info
 
-    options = _options(
+    options = options_of(
         format=format,
         columns=column_map,
         strict=strict,
@@ -201,7 +156,7 @@ def head(
     trace = load(
         file,
         limit=num_requests,
-        **_options(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit),
+        **options_of(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit),
     )
     if as_json:
         _print_json(rows_of(trace))
@@ -230,7 +185,7 @@ def convert(
     """Write Mooncake JSONL, or the project's Parquet, which keeps everything."""
     from .loading import load
 
-    options = _options(
+    options = options_of(
         format=format,
         columns=column_map,
         strict=strict,
@@ -280,7 +235,7 @@ def slice_(
     trace = load(
         file,
         wraps=wraps.value,
-        **_options(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit),
+        **options_of(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit),
     )
     if spread is not None:
         trace = spread_ties(trace, spread)
@@ -340,10 +295,10 @@ def fit(
     from .printing import print_fit
     from .synth.description import description_text
     from .synth.fit import fit as fit_description
-    from .synth.fit import fit_report
+    from .synth.fit_report import fit_report
 
     trace = load(
-        file, **_options(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit)
+        file, **options_of(format=format, columns=column_map, block_tokens=block_tokens, time_unit=time_unit)
     )
     law = fit_description(trace, seed=seed)
     report = fit_report(trace, law)

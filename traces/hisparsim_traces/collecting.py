@@ -49,12 +49,7 @@ class Collected:
 
     def _strictly(self, row: Rejected, what: str) -> None:
         if self.strict:
-            detail = f" ({row.detail})" if row.detail else ""
-            raise TraceError(
-                f"{row.reason}{detail}: the row would be {what}, which strict loading refuses",
-                path=self.path,
-                line=row.line,
-            )
+            row.refuse(what, self.path)
 
     def trace(self, files: list[Path], chosen: Format) -> Trace:
         """Every readable row, in order, before any policy."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .csvcolumns import header_of
+from .builder import BadRow
+from .csvbatches import header_of
 from .errors import TraceError
 from .files import sample
 from .formats import FORMATS
 from .jsonl import NO_LINES, Row, parse_object
-from .rows import BadRow, Head
+from .rows import Head
 
 _KEY = re.compile(rb'"([A-Za-z_][\w ./-]{0,63})"\s*:')
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .builder import BadRow, Builder
 from .errors import TraceError
 from .files import line_batches
-from .rows import MAX_STAMP_NS, MAX_TOKENS, BadRow, Builder, Chunk
+from .rows import MAX_STAMP_NS, MAX_TOKENS, Chunk
 
 Row = dict[str, Any]
 NO_LINES = (

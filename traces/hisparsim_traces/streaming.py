@@ -164,12 +164,7 @@ class _Sums:
 
     def _strictly(self, row: Rejected, what: str) -> None:
         if self.strict:
-            detail = f" ({row.detail})" if row.detail else ""
-            raise TraceError(
-                f"{row.reason}{detail}: the row would be {what}, which strict loading refuses",
-                path=self.path,
-                line=row.line,
-            )
+            row.refuse(what, self.path)
 
 
 def _sorted_arrivals(path: Path, chosen: Format, options: Options, num_rows: int) -> Arrivals:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..csvcolumns import csv_batches, datetime_column_ns, header_of, token_column, usable
-from ..errors import TraceError
+from ..csvbatches import csv_batches, header_of
+from ..csvcolumns import chunk_of, datetime_column_ns, token_column, usable
 from ..rows import Chunk, Format, Head, Options
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -20,28 +20,16 @@ _IMAGES = "NumImages"
 
 def read(path: Path, options: Options) -> Iterator[Chunk]:
     for batch in csv_batches(path):
-        missing = [name for name in _COLUMNS if name not in batch.columns]
-        if missing:
-            raise TraceError(
-                f"has no column {missing[0]!r} (found {', '.join(batch.columns)}): name another format",
-                path=path,
-            )
+        batch.require(_COLUMNS, path)
         stamps, inputs, outputs = (batch.columns[name] for name in _COLUMNS)
         time = datetime_column_ns(stamps, "TIMESTAMP")
         given = token_column(inputs, "ContextTokens")
         made = token_column(outputs, "GeneratedTokens")
         good = usable(batch, time, given, made)
-        yield Chunk(
-            line=batch.line[good],
-            time_ns=time.values[good],
-            input_tokens=given.values[good],
-            output_tokens=made.values[good],
-            rejected=batch.rejected,
-            num_blank=batch.num_blank,
-            notes=("images are not counted: ContextTokens is taken as it is",)
-            if _IMAGES in batch.columns
-            else (),
-        )
+        chunk = chunk_of(batch, good, time.values, given, made)
+        if _IMAGES in batch.columns:
+            chunk.notes = ("images are not counted: ContextTokens is taken as it is",)
+        yield chunk
 
 
 def _zoned(head: Head) -> bool:

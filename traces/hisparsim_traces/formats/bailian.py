@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..builder import BadRow, Builder
 from ..jsonl import Row, id_list, read_jsonl, stamp_ns, tokens
-from ..rows import BadRow, Builder, Chunk, Format, Head, Options
+from ..rows import Chunk, Format, Head, Options
 
 BLOCK_TOKENS = 16
 _NEEDED = {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..csvcolumns import csv_batches, number_column_ns, token_column, usable
-from ..errors import TraceError
+from ..csvbatches import csv_batches
+from ..csvcolumns import chunk_of, number_column_ns, token_column, usable
 from ..kinds import KindBook
 from ..rows import Chunk, Format, Head, Options, Rejected
 from .sessions import LastTurn, SessionBook
@@ -24,12 +24,7 @@ _COLUMNS = ("arrival_time_us", "input_tokens", "output_tokens")
 def read(path: Path, options: Options) -> Iterator[Chunk]:
     book, kinds = SessionBook(), KindBook()
     for batch in csv_batches(path):
-        missing = [name for name in _COLUMNS if name not in batch.columns]
-        if missing:
-            raise TraceError(
-                f"has no column {missing[0]!r} (found {', '.join(batch.columns)}): name another format",
-                path=path,
-            )
+        batch.require(_COLUMNS, path)
         time = number_column_ns(batch.columns["arrival_time_us"], "arrival_time_us", "us")
         given = token_column(batch.columns["input_tokens"], "input_tokens")
         made = token_column(batch.columns["output_tokens"], "output_tokens")
@@ -40,18 +35,10 @@ def read(path: Path, options: Options) -> Iterator[Chunk]:
                 batch.rejected.append(Rejected(int(batch.line[row]), f"status {str(status[row])[:40]}", ""))
                 good[row] = False
         n = int(good.sum())
-        chunk = Chunk(
-            line=batch.line[good],
-            time_ns=time.values[good],
-            input_tokens=given.values[good],
-            output_tokens=made.values[good],
-            rejected=batch.rejected,
-            num_blank=batch.num_blank,
-            session=np.full(n, -1, np.int64),
-            turn=np.zeros(n, np.int64),
-            parent=np.full(n, -1, np.int64),
-            kind=kinds.of_rows(batch.columns.get("slo_class"), good),
-        )
+        chunk = chunk_of(batch, good, time.values, given, made)
+        chunk.session, chunk.turn = np.full(n, -1, np.int64), np.zeros(n, np.int64)
+        chunk.parent = np.full(n, -1, np.int64)
+        chunk.kind = kinds.of_rows(batch.columns.get("slo_class"), good)
         if "session_id" in batch.columns:
             names = np.asarray(batch.columns["session_id"].to_numpy(zero_copy_only=False))[good]
             _link(book, names.tolist(), chunk)

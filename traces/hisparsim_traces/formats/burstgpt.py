@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..csvcolumns import Batch, Bools, csv_batches, number_column_ns, token_column, usable
-from ..errors import TraceError
+from ..csvbatches import Batch, csv_batches
+from ..csvcolumns import Bools, chunk_of, number_column_ns, token_column, usable
 from ..kinds import KindBook
 from ..rows import Chunk, Format, Head, Options, Rejected
 from ..trace import Floats, Ints
@@ -28,25 +28,13 @@ _CUT = "follow-ups shorter than their history are taken to share none of it"
 def read(path: Path, options: Options) -> Iterator[Chunk]:
     book, kinds = SessionBook(), KindBook()
     for batch in csv_batches(path):
-        missing = [name for name in _COLUMNS if name not in batch.columns]
-        if missing:
-            raise TraceError(
-                f"has no column {missing[0]!r} (found {', '.join(batch.columns)}): name another format",
-                path=path,
-            )
+        batch.require(_COLUMNS, path)
         time = number_column_ns(batch.columns["Timestamp"], "Timestamp", "s")
         given = token_column(batch.columns["Request tokens"], "Request tokens")
         made = token_column(batch.columns["Response tokens"], "Response tokens")
         good = usable(batch, time, given, made)
-        chunk = Chunk(
-            line=batch.line[good],
-            time_ns=time.values[good],
-            input_tokens=given.values[good],
-            output_tokens=made.values[good],
-            rejected=batch.rejected,
-            num_blank=batch.num_blank,
-            kind=kinds.of_rows(batch.columns.get(_KIND), good),
-        )
+        chunk = chunk_of(batch, good, time.values, given, made)
+        chunk.kind = kinds.of_rows(batch.columns.get(_KIND), good)
         if _SESSION in batch.columns:
             _link(book, batch, good, chunk)
         else:

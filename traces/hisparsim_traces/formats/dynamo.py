@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..builder import BadRow, Builder
 from ..jsonl import Row, id_list, read_jsonl, seconds, stamp_ns, tokens
-from ..rows import BadRow, Builder, Chunk, Format, Head, Options
+from ..rows import Chunk, Format, Head, Options
 from .sessions import LastTurn, SessionBook
 
 SCHEMA = "dynamo.request.trace.v1"

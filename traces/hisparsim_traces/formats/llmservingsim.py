@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..builder import BadRow, Builder
 from ..jsonl import Row, read_jsonl, seconds, stamp_ns, tokens
-from ..rows import NO_STAMP, BadRow, Builder, Chunk, Format, Head, Options
+from ..rows import NO_STAMP, Chunk, Format, Head, Options
 
 BLOCK_TOKENS = 16
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..builder import BadRow, Builder
 from ..jsonl import Row, id_list, read_jsonl, seconds, stamp_ns, tokens
-from ..rows import NO_STAMP, BadRow, Builder, Chunk, Format, Head, Options
+from ..rows import NO_STAMP, Chunk, Format, Head, Options
 
 BLOCK_TOKENS = 512
 KEYS = {"timestamp", "input_length", "output_length"}

@@ -13,18 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..csvcolumns import (
-    Batch,
-    csv_batches,
-    datetime_column_ns,
-    number_column_ns,
-    token_column,
-    usable,
-)
+from ..builder import Builder
+from ..csvbatches import Batch, csv_batches
+from ..csvcolumns import chunk_of, datetime_column_ns, number_column_ns, token_column, usable
 from ..errors import TraceError
 from ..jsonl import NS_PER, Row, read_jsonl, stamp_ns, tokens
 from ..kinds import KindBook
-from ..rows import Builder, Chunk, Format, Head, Options
+from ..rows import Chunk, Format, Head, Options
 from .sessions import LastTurn, SessionBook
 
 DEFAULT_MAP = {"arrival": "arrival_s", "input_tokens": "input_tokens", "output_tokens": "output_tokens"}
@@ -109,15 +104,12 @@ def _parquet_batches(path: Path, columns: ColumnMap) -> Iterator[Batch]:
 def _chunks(batches: Iterator[Batch], path: Path, columns: ColumnMap) -> Iterator[Chunk]:
     book, kinds = SessionBook(), KindBook()
     for batch in batches:
-        for name in columns.names:
-            if name not in batch.columns:
-                found = ", ".join(batch.columns)[:300]
-                raise TraceError(f"has no column {name!r} (found {found}): say which with --map", path=path)
+        batch.require(columns.names, path, "say which with --map")
         given = token_column(batch.columns[columns.input_tokens], columns.input_tokens)
         made = token_column(batch.columns[columns.output_tokens], columns.output_tokens)
         if columns.arrival is None:
             good = usable(batch, given, made)
-            time = np.zeros(int(good.sum()), np.int64)
+            time = np.zeros(len(good), np.int64)
         else:
             text = batch.columns[columns.arrival]
             stamps = (
@@ -126,16 +118,10 @@ def _chunks(batches: Iterator[Batch], path: Path, columns: ColumnMap) -> Iterato
                 else number_column_ns(text, columns.arrival, columns.unit)
             )
             good = usable(batch, stamps, given, made)
-            time = stamps.values[good]
-        chunk = Chunk(
-            line=batch.line[good],
-            time_ns=time,
-            input_tokens=given.values[good],
-            output_tokens=made.values[good],
-            rejected=batch.rejected,
-            num_blank=batch.num_blank,
-            kind=None if columns.kind is None else kinds.of_rows(batch.columns[columns.kind], good),
-        )
+            time = stamps.values
+        chunk = chunk_of(batch, good, time, given, made)
+        if columns.kind is not None:
+            chunk.kind = kinds.of_rows(batch.columns[columns.kind], good)
         if columns.session is not None:
             names = np.asarray(batch.columns[columns.session].to_numpy(zero_copy_only=False))[good]
             _link(book, names.tolist(), chunk)
@@ -205,7 +191,7 @@ class _DateOf:
     def __call__(self, obj: Row) -> int:
         import pyarrow as pa
 
-        from ..rows import BadRow
+        from ..builder import BadRow
 
         parsed = datetime_column_ns(pa.array([str(obj.get(self.name) or "")]), self.name)
         if not parsed.good[0]:

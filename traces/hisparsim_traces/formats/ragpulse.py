@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..builder import Builder
 from ..jsonl import Row, read_jsonl, stamp_ns, tokens
-from ..rows import Builder, Chunk, Format, Head, Options
+from ..rows import Chunk, Format, Head, Options
 from .sessions import LastTurn, SessionBook
 
 _NOTE = "segment ids have variable lengths and are not used as prefix blocks"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..csvcolumns import csv_batches
+from ..csvbatches import csv_batches
 from ..draws import gaps, stream
 from ..errors import TraceError
 from ..rows import Chunk, Format, Head, Options

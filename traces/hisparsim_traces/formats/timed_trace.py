@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..builder import Builder
 from ..errors import TraceError
 from ..jsonl import NS_PER, Row, id_list, read_jsonl, stamp_ns, tokens
-from ..rows import Builder, Chunk, Format, Head, Options
+from ..rows import Chunk, Format, Head, Options
 from .mooncake import KEYS, is_plainly_mooncake
 
 BLOCK_TOKENS = 16

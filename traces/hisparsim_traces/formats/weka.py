@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from ..builder import BadRow, Builder
 from ..errors import TraceError
 from ..files import open_bytes, read_some
 from ..jsonl import Row, parse_object, read_jsonl, seconds, stamp_ns, tokens
-from ..rows import BadRow, Builder, Chunk, Format, Head, Options
+from ..rows import Chunk, Format, Head, Options
 
 BLOCK_TOKENS = 64
 MAX_PRETTY_BYTES = 512 << 20
