@@ -22,6 +22,10 @@ from .calibration_fit import PARTS
 from .calibration_probe import StepSamples
 
 
+DECISIONS = ("num_decodes", "prefill_tokens", "running", "preemptions")
+"""Step columns that tell what a step was; equal ones mean that both worlds decided alike."""
+
+
 @dataclass(frozen=True)
 class BudgetLine:
     """One part of the steps of a run."""
@@ -48,6 +52,8 @@ class ErrorBudget:
     simulated_s: float
     num_steps_measured: int
     num_steps_simulated: int
+    num_equal_steps: int
+    """First steps that decided the same in both worlds: decodes, prefill tokens, running, preemptions."""
 
     @property
     def worst(self) -> BudgetLine:
@@ -60,7 +66,8 @@ class ErrorBudget:
         return (
             f"of {whole_s:.2f} s measured: the same steps priced {self.priced_s / whole_s - 1:+.1%}, the "
             f"simulation's {self.simulated_s / whole_s - 1:+.1%}; most from {worst.part} "
-            f"({worst.share_of_error:+.1%})"
+            f"({worst.share_of_error:+.1%}); the first {self.num_equal_steps} of {self.num_steps_measured} "
+            "steps decided the same"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -68,8 +75,10 @@ class ErrorBudget:
         return asdict(self)
 
 
-def error_budget(simulated: RunResult, samples: StepSamples, model: CalibratedModel) -> ErrorBudget:
-    """Query: the budget of a measured run's steps beside the simulated run."""
+def error_budget(
+    simulated: RunResult, measured: RunResult, samples: StepSamples, model: CalibratedModel
+) -> ErrorBudget:
+    """Query: the budget of a measured run's steps (``samples``) beside the simulated run."""
     priced = prediction_ns(model, samples)
     total = max(float(samples.duration_ns.sum()), 1.0)
     lines = []
@@ -97,7 +106,18 @@ def error_budget(simulated: RunResult, samples: StepSamples, model: CalibratedMo
         sum(line.simulated_s for line in lines),
         len(samples),
         simulated.num_steps,
+        num_equal_steps(simulated, measured),
     )
+
+
+def num_equal_steps(first: RunResult, second: RunResult) -> int:
+    """Query: how many steps from the start on decided the same in two runs."""
+    count = min(first.num_steps, second.num_steps)
+    differs = np.zeros(count, bool)
+    for name in DECISIONS:
+        if name in first.steps and name in second.steps:
+            differs |= first.steps[name][:count] != second.steps[name][:count]
+    return int(np.argmax(differs)) if differs.any() else count
 
 
 def _sum(times: dict[Term, np.ndarray[Any, Any]], terms: Sequence[Term]) -> np.ndarray[Any, Any]:

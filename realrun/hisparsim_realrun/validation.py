@@ -256,7 +256,7 @@ def validate(
     model = CalibratedModel.of(with_calibration(scenario, file))
     for cell in played:
         simulated = simulate(with_calibration(cell.scenario, file), cell.trace)
-        budget = error_budget(simulated, cell.samples, model)
+        budget = error_budget(simulated, cell.result, cell.samples, model)
         say(f"{cell.workload}, {cell.result.policy}: {budget.sentence()}")
         validation.checks.append(
             check_policy(cell.workload, simulated, cell.result, budget, validation.rerun_noise)

@@ -21,7 +21,7 @@ from hisparsim_realrun.bootstrap import (
     latency_interval,
     rerun_noise,
 )
-from hisparsim_realrun.budget import BudgetLine, ErrorBudget
+from hisparsim_realrun.budget import BudgetLine, ErrorBudget, num_equal_steps
 from hisparsim_realrun.validation import (
     BOUNDS,
     MetricCheck,
@@ -62,7 +62,7 @@ def run_of(ttft_ms: np.ndarray[Any, Any], tokens: int = 11, tpot_ms: float = 10.
     return RunResult("hybrid", {}, {"name": "made up", "sha256": "x"}, 1.0, {}, requests, steps)
 
 
-BUDGET = ErrorBudget((BudgetLine("moe", 1.0, 1.1, 1.1, 0.1, 0.1),), 1.0, 1.1, 1.1, 10, 10)
+BUDGET = ErrorBudget((BudgetLine("moe", 1.0, 1.1, 1.1, 0.1, 0.1),), 1.0, 1.1, 1.1, 10, 10, 10)
 
 
 def check_of(
@@ -97,6 +97,15 @@ def verdict_of(cells: list[MetricCheck]) -> Verdict:
     validation = Validation("cpu", {})
     validation.checks = [PolicyCheck("steady", "hybrid", run, run, tuple(cells), BUDGET)]
     return validation.verdict
+
+
+def test_steps_are_compared_from_the_start_to_the_first_that_differs() -> None:
+    run = run_of(waits(10))
+    running = run.steps["running"].copy()
+    running[7] = 5
+    other = replace(run, steps={**run.steps, "running": running})
+    assert num_equal_steps(run, run) == 10
+    assert num_equal_steps(run, other) == num_equal_steps(other, run) == 7
 
 
 def test_a_miss_fails_noise_excuses_it_and_too_much_noise_fails_as_untold() -> None:
