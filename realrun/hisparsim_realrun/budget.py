@@ -21,7 +21,6 @@ from .calibration import prediction_ns
 from .calibration_fit import PARTS
 from .calibration_probe import StepSamples
 
-
 DECISIONS = ("num_decodes", "prefill_tokens", "running", "preemptions")
 """Step columns that tell what a step was; equal ones mean that both worlds decided alike."""
 
@@ -83,20 +82,20 @@ def error_budget(
     total = max(float(samples.duration_ns.sum()), 1.0)
     lines = []
     for name, shape in PARTS.items():
-        measured = _sum(samples.terms_ns, shape.terms)
+        taken = _sum(samples.terms_ns, shape.terms)
         predicted = _sum(priced, shape.terms)
         columns = [simulated.steps.get(f"cost_{term.value}_ns") for term in shape.terms]
         played = sum(int(column.sum()) for column in columns if column is not None)
-        worth = measured > 1_000
-        error = np.median(predicted[worth] / measured[worth] - 1.0) if 2 * worth.sum() > len(worth) else None
+        worth = taken > 1_000
+        error = np.median(predicted[worth] / taken[worth] - 1.0) if 2 * worth.sum() > len(worth) else None
         lines.append(
             BudgetLine(
                 name,
-                float(measured.sum()) / 1e9,
+                float(taken.sum()) / 1e9,
                 float(predicted.sum()) / 1e9,
                 played / 1e9,
                 None if error is None else float(error),
-                float(predicted.sum() - measured.sum()) / total,
+                float(predicted.sum() - taken.sum()) / total,
             )
         )
     return ErrorBudget(
