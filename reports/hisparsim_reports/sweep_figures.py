@@ -183,7 +183,9 @@ def draw_parallel(data: SweepData) -> Figure | None:
         place = {"ha": "center", "fontsize": 8, "color": MUTED}
         axes.text(i, 1.03, f"{high:.4g}", **place)
         axes.text(i, -0.06, f"{low:.4g}", **place)
-    axes.set_xticks(range(len(names)), [metric_name(name).replace(", ", ",\n") for name in names], fontsize=8)
+    settings = data.numeric_axes
+    words = [name if name in settings else metric_name(name).replace(", ", ",\n") for name in names]
+    axes.set_xticks(range(len(names)), words, fontsize=8)
     axes.tick_params(axis="x", pad=16)
     axes.set_yticks([])
     axes.grid(False)

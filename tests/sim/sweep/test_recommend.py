@@ -28,8 +28,8 @@ def recommend(
 def test_conversations_that_outgrow_the_gpu_get_hybrid_residency_and_not_ordinary_offload(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The OpenHands shape at concurrency 32, a quarter of its turns and an offload tier of its proportion."""
-    trace = conversations(32, 4, 74_160, 753, 60)
+    """The OpenHands shape at concurrency 32, four of its thirteen turns."""
+    trace = conversations(32, 4, 74_160, 753, 220)
     flags = ["--concurrency", "32", "--node", "h200x8", "--model", "glm-5.3"]
     flags += ["--policy", "prefix-offload", "--policy", "hybrid"]
     found = recommend(capsys, trace, tmp_path, *flags)
