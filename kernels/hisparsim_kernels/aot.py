@@ -124,8 +124,31 @@ def _compile(case: AotCase, config: LaunchConfig, capability: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
+def _refused(case: AotCase, arch: str, error: Exception, seconds: float) -> KernelReport:
+    """The report of a case that does not compile: no figures, the last words of the compiler's first error as
+    violation."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line for line in str(cause).splitlines() if re.search("[a-z]", line)] or [type(cause).__name__]
+    return KernelReport(
+        name=case.kernel,
+        config=case.label,
+        registers=0,
+        stack_bytes=0,
+        spill_instructions=0,
+        shared_bytes=0,
+        tensor_core={},
+        async_copy_128=0,
+        narrow_loads=0,
+        seconds=round(seconds, 3),
+        violations=(f"does not compile for {arch}: {lines[-1].strip()[:200]}",),
+    )
+
+
 def compile_case(module: str, case: AotCase, arch: str) -> KernelReport:
-    """Compile one case for `arch` and report its resources. Raises `AotError` when it does not compile."""
+    """Compile one case for `arch` and report its resources. One that the architecture refuses (e4m3 on
+    sm_80) is a report with that as its violation. Raises `AotError` where nothing can be compiled at all."""
     from hisparsim_kernels.interpreter import is_interpreting
 
     if is_interpreting():
@@ -141,7 +164,7 @@ def compile_case(module: str, case: AotCase, arch: str) -> KernelReport:
     except AotError:
         raise
     except Exception as error:
-        raise AotError(f"{case.kernel}/{case.label} does not compile for {arch}: {error}") from error
+        return _refused(case, arch, error, time.perf_counter() - started)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()

@@ -145,7 +145,7 @@ class DecodeScratch:
     @property
     def capacity(self) -> int:
         """Tokens x heads x splits that fit."""
-        return min(self.stats.numel() // 2, self.partial.numel() // LATENT.value)
+        return min(self.stats.numel() // 2, self.partial.numel() // int(LATENT.value))
 
     def check(self, q: torch.Tensor) -> None:
         """Raise the named error that fits unless both buffers are flat float32 on the device of `q`."""

@@ -126,6 +126,18 @@ def test_the_command_compiles_in_a_process_of_its_own_and_prints_the_report() ->
         assert set(entry) >= FIELDS and entry["passed"] and 0 < entry["registers"] <= 255
 
 
+def test_a_case_that_an_architecture_refuses_is_an_entry_and_the_others_are_still_compiled() -> None:
+    arguments = ["aot", "--arch", "sm_80", "--modules", "rows", "--json", "--processes", "1"]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 1
+    passed = {(entry["name"], entry["config"]): entry for entry in json.loads(done.stdout)["kernels"]}
+    assert passed["write_rows", "bf16"]["passed"] and passed["read_rows", "bf16"]["passed"]
+    for name in ("write_rows", "read_rows"):
+        refused = passed[name, "fp8_ds_mla"]
+        assert set(refused) >= FIELDS and not refused["passed"]
+        assert "does not compile for sm_80: type fp8e4nv not supported" in refused["violations"][0]
+
+
 def test_a_broken_limit_fails_the_command_and_shows_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = MEASURED | {"name": "k", "config": "c", "tensor_core": {}, "passed": False}
     report = {"arch": "sm_90", "triton": "x", "kernels": [entry | {"violations": ["registers 101 > 100"]}]}

@@ -19,12 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hisparsim_kernels.gather import gather_rows
 from hisparsim_kernels.grouped_gemm import grouped_gemm
+from hisparsim_kernels.hot_state import HostGenerations, HotStates, renew_host_blocks, reset_requests
 from hisparsim_kernels.indexer import KeyFormat, indexer_logits, write_index_keys
 from hisparsim_kernels.interpreter import permuted_programs
 from hisparsim_kernels.mirror import mirror_rows
 from hisparsim_kernels.mla_decode import DecodeScratch, sparse_mla_decode
 from hisparsim_kernels.mla_prefill import sparse_mla_prefill
-from hisparsim_kernels.page_layout import PageLayout
+from hisparsim_kernels.page_layout import GroupTables, PageLayout
+from hisparsim_kernels.pages import Direction, copy_pages, stage_pages
+from hisparsim_kernels.resolve import resolve
+from hisparsim_kernels.resolve_buffers import ResidencyTables, ResolvePlan, ResolveScratch
 from hisparsim_kernels.rows import read_rows, write_rows
 from hisparsim_kernels.topk import TopkScratch, topk, topk_config
 
@@ -77,6 +81,7 @@ sparse_mla_prefill(q, pool, slots, counts, scale=0.05, out=out, lse=lse)
 assert (out.double() - sparse_mla(q, pool, slots, counts, 0.05)[0]).abs().max() < 1e-2
 """,
     "indexer": """
+from hisparsim_kernels.hot_state import HostGenerations, HotStates, renew_host_blocks, reset_requests
 from hisparsim_kernels.indexer import KeyFormat, indexer_logits, write_index_keys
 from hisparsim_kernels.references.indexer import indexer_logits as reference
 pages = torch.empty(20_000, 209_920, dtype=torch.uint8)
@@ -264,6 +269,52 @@ CALLS: dict[str, Callable[[], Call]] = {
 EACH_CALL = pytest.mark.parametrize("name", CALLS)
 
 
+def resolve_call() -> Call:
+    tables = ResidencyTables(
+        torch.full((2, 6), -1, dtype=torch.int32), torch.arange(12, dtype=torch.int32).view(2, 6),
+        torch.arange(8, dtype=torch.int32).view(2, 4), torch.zeros(20, dtype=torch.int32),
+        rows_per_block=8, page_rows=4,
+    )  # fmt: skip
+    states = HotStates.allocate(1, 2, 16, "cpu")
+    state, plan = states.group(0), ResolvePlan.allocate(2, 2, 8, "cpu")
+    scratch = ResolveScratch.allocate(2, 2, 8, 16, 24, "cpu")
+    selection, lengths = torch.arange(32, dtype=torch.int32).view(4, 8) % 24, torch.full((2,), 24).int()
+    slots = torch.tensor([1, 0], dtype=torch.int32)
+    hosts, blocks = (
+        HostGenerations(tables.host_generations, torch.zeros(1).int()),
+        torch.tensor([3, -1]).int(),
+    )
+
+    def run() -> None:
+        reset_requests(states, slots)
+        renew_host_blocks(hosts, blocks)
+        resolve(selection, lengths, slots, tables, state, plan, scratch, query_len=2)
+
+    return Call(run, {"selection": selection, "lengths": lengths, "slots": slots, "blocks": blocks}, {})
+
+
+def pages_call() -> Call:
+    generator = torch.Generator().manual_seed(8)
+    pool = torch.randint(0, 256, (4, LAYOUT.block_bytes), dtype=torch.uint8, generator=generator)
+    host = torch.zeros(3, LAYOUT.host_block_bytes, dtype=torch.uint8)
+    blocks, host_blocks = torch.tensor([3, 0, 2]).int(), torch.tensor([0, 2, -1]).int()
+    groups, count = torch.zeros(3, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    tables = GroupTables.of(LAYOUT, "cpu")
+    staged = torch.zeros(48, 1152, dtype=torch.uint8)
+
+    def run() -> None:
+        for direction in Direction:
+            copy_pages(host, pool, blocks, host_blocks, groups, count, LAYOUT, tables, direction)
+        stage_pages(host, pool, blocks, host_blocks, staged, LAYOUT, group=0, layer_in_group=1)
+
+    return Call(run, {"blocks": blocks, "host_blocks": host_blocks, "count": count}, {})
+
+
+# Host code only: `resolve` changes its own state, so a second run is another step; `test_resolve` replays it.
+HOST_CALLS = CALLS | {"resolve": resolve_call, "pages": pages_call}
+EACH_HOST_CALL = pytest.mark.parametrize("name", HOST_CALLS)
+
+
 def poison(call: Call) -> None:
     for output in call.outputs.values():
         output.fill_(float("nan") if output.is_floating_point() else -77)
@@ -325,11 +376,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     yield seen
 
 
-@EACH_CALL
+@EACH_HOST_CALL
 def test_host_code_allocates_nothing_and_never_waits_for_the_device(
     name: str, launches: list[tuple[Any, ...]]
 ) -> None:
-    call = CALLS[name]()
+    call = HOST_CALLS[name]()
     launches.clear()
     with Recorder() as recorder:
         call.run()
@@ -337,11 +388,11 @@ def test_host_code_allocates_nothing_and_never_waits_for_the_device(
     assert launches and set(recorder.names) <= allowed, sorted(set(recorder.names) - allowed)
 
 
-@EACH_CALL
+@EACH_HOST_CALL
 def test_grids_sizes_and_addresses_are_the_same_whatever_the_values_are(
     name: str, launches: list[tuple[Any, ...]]
 ) -> None:
-    call = CALLS[name]()
+    call = HOST_CALLS[name]()
     launches.clear()
     call.run()
     first = list(launches)
