@@ -46,16 +46,18 @@ def test_info_prints_the_agreed_keys(burst: Path) -> None:
     assert info["sum_input_tokens"] == sum(10 + k for k in range(100))
     assert info["span_s"] == 99.0
     assert info["rate_per_s"] == pytest.approx(100 / 99)
-    for key in (
-        "sha256",
-        "sum_output_tokens",
-        "interarrival_cv",
-        "block_tokens",
-        "ideal_block_reuse",
-        "num_sessions",
-    ):
-        assert key in info
-    assert set(info["input_tokens"]) >= {"p50", "p90", "p99", "max"}
+    assert info["sum_output_tokens"] == sum(k % 7 for k in range(100))
+    assert info["interarrival_cv"] == 0.0
+    assert info["block_tokens"] is info["ideal_block_reuse"] is None
+    assert info["num_sessions"] == 0
+    assert info["input_tokens"]["max"] == 109
+    for side in ("input_tokens", "output_tokens"):
+        assert set(info[side]) >= {"p50", "p90", "p99", "max"}
+    with_blocks = json.loads(run("info", "conversation", "--json"))
+    assert list(with_blocks) == list(info)  # the same keys, whether a file is streamed or not
+    assert with_blocks["block_tokens"] == 512
+    assert with_blocks["ideal_block_reuse"] == pytest.approx(0.3536, abs=5e-5)
+    assert with_blocks["sha256"] == load("conversation").sha256
     assert "100 read, 85 kept; 15 zero output tokens" in run("info", str(burst))
     start = json.loads(run("info", str(burst), "--json", "--limit", "12"))
     assert (start["num_requests"], start["rows_read"], start["rows_kept"]) == (12, 14, 12)
