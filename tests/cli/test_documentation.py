@@ -13,9 +13,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def unwrapped(page: Path) -> str:
+    """A page's text with commands that go on over several lines on one."""
+    return re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+
+
 def commands() -> list[tuple[str, str]]:
     """(page, command line) of every `$ hisparsim ...` line of the documentation."""
-    lines = [(page.name, line) for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    lines = [(page.name, line) for page in PAGES for line in unwrapped(page).splitlines()]
     shown = [(name, re.match(r"\s*\$ (hisparsim .*)", line)) for name, line in lines]
     return [(name, re.split(r"\s[|>#]", match.group(1))[0]) for name, match in shown if match]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Annotated
 
 import typer
@@ -16,16 +15,10 @@ def policies(
     """List the residency policies with one line each. `--policy path/to/file.py:Class` takes one of yours."""
     from hisparsim.serving.policies import POLICIES, policy_class
 
-    lines = {name: first_line(policy_class(name)) for name in POLICIES}
+    lines = {name: policy_class(name).summary for name in POLICIES}
     if as_json:
         print_json({"policies": [{"name": name, "description": line} for name, line in lines.items()]})
         return
     width = max(len(name) for name in lines)
     for name, line in lines.items():
         typer.echo(f"{name:<{width}}  {line}")
-
-
-def first_line(described: type) -> str:
-    """Query: the first paragraph of a class's docstring, on one line."""
-    text = inspect.getdoc(described) or ""
-    return " ".join(text.split("\n\n")[0].split())
