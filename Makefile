@@ -76,9 +76,11 @@ types: dev
 
 bench: dev
 	@mkdir -p $(OUT)/bench
-	$(BIN)/hisparsim replay conversation --jobs 1 --json > $(OUT)/bench/replay.json
+	trace="$(HISPARSIM_REFERENCE)/traces/mooncake/conversation_trace.first4000.jsonl"; \
+	  $(BIN)/python -m hisparsim.des.benchmark --scaling --json $(OUT)/bench/simulator.json \
+	  $$(test -f "$$trace" && echo --trace "$$trace")
 	$(BIN)/hisparsim kernels bench --device cpu --json > $(OUT)/bench/kernels.json
-	@echo "$(OUT)/bench/replay.json (wall_s: the simulation loop)  $(OUT)/bench/kernels.json"
+	@echo "$(OUT)/bench/simulator.json  $(OUT)/bench/kernels.json"
 
 # Simulated against measured on this machine: four policies, or every one (DEVICE=cuda on a GPU).
 validate: dev
