@@ -30,6 +30,8 @@ COMMANDS = MappingProxyType(
         "sweep": ("hisparsim.cli.sweep:sweep", "Many scenarios: policies, sizes, limits, rates; resumable."),
         "goodput": ("hisparsim.cli.goodput:goodput", "The highest load each policy sustains under an SLO."),
         "recommend": ("hisparsim.cli.recommend:recommend", "A configuration for a trace, with engine flags."),
+        "realrun": ("hisparsim_realrun.cli:realrun", "Play a trace on real memory under one policy."),
+        "replay-log": ("hisparsim_realrun.cli:replay_log", "A real run's decisions, made again and compared."),
         "calibrate": ("hisparsim.cli.calibrate:calibrate", "Measure this machine's step times and links."),
         "validate": ("hisparsim.cli.validate:validate", "Simulated against measured on this machine."),
         "doctor": ("hisparsim.cli.doctor:doctor", "Is this machine fit for real runs?"),
