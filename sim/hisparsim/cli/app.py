@@ -31,7 +31,7 @@ COMMANDS = MappingProxyType(
         "goodput": ("hisparsim.cli.goodput:goodput", "The highest load each policy sustains under an SLO."),
         "recommend": ("hisparsim.cli.recommend:recommend", "A configuration for a trace, with engine flags."),
         "realrun": ("hisparsim_realrun.cli:realrun", "Play a trace on real memory under one policy."),
-        "replay-log": ("hisparsim_realrun.cli:replay_log", "A real run's decisions, made again and compared."),
+        "replay-log": ("hisparsim_realrun.cli:replay_log", "Make a real run's decisions again and compare."),
         "calibrate": ("hisparsim.cli.calibrate:calibrate", "Measure this machine's step times and links."),
         "validate": ("hisparsim.cli.validate:validate", "Simulated against measured on this machine."),
         "doctor": ("hisparsim.cli.doctor:doctor", "Is this machine fit for real runs?"),
