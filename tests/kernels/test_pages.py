@@ -21,6 +21,7 @@ from hisparsim_kernels.staging import MissingPageError, plan_staging, staged_row
 LAYOUT = PageLayout.of_groups(656, (2, 4, 1), page_rows=4)
 TABLES = GroupTables.of(LAYOUT, "cpu")
 COPY = LaunchConfig("copy_pages", "test", 4, 1, {"CHUNKS": 256})
+SMALL_STAGE = LaunchConfig("stage_pages", "test", 4, 1, {"CHUNKS": 64})
 
 
 def noise(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -142,8 +143,11 @@ def test_staging_an_unreadable_page_names_it() -> None:
         plan_staging(nowhere, nowhere, [0, 3])
 
 
+@pytest.mark.parametrize("config", [None, SMALL_STAGE], ids=["shipped", "page-of-two-tiles-and-a-half"])
 @pytest.mark.parametrize(("group", "layer"), [(0, 1), (1, 3), (2, 0)])
-def test_staged_rows_hold_the_rows_of_the_layer_wherever_their_page_was(group: int, layer: int) -> None:
+def test_staged_rows_hold_the_rows_of_the_layer_wherever_their_page_was(
+    group: int, layer: int, config: LaunchConfig | None
+) -> None:
     host, pool = noise(9, LAYOUT.host_block_bytes), noise(9, LAYOUT.block_bytes, seed=2)
     resident = np.array([[-1, 5, -1], [-1, -1, 7]], dtype=np.int32)
     hosts = np.array([[2, 3, 4], [2, 3, -1]], dtype=np.int32)
@@ -159,6 +163,7 @@ def test_staged_rows_hold_the_rows_of_the_layer_wherever_their_page_was(group: i
         group=group,
         layer_in_group=layer,
         num_programs=2,
+        config=config,
     )
     assert staged[plan.num_pages * 4 :].eq(0x5A).all()
     selection = i32(0, 3, 6, 11, -1, 12).repeat(2, 1)

@@ -38,9 +38,12 @@ LAYOUT = PageLayout.of_groups(1152, (2,), page_rows=16)
 # nobody writes are never committed. Each child uses the last rows only. A 32-bit product of row and width
 # wraps.
 OVERFLOW_PRELUDE = """
-import torch
+import mmap, torch
 from hisparsim_kernels.interpreter import activate
 activate()
+def lazy(*shape):  # bytes that exist once they are touched (MAP_NORESERVE)
+    memory = mmap.mmap(-1, shape[0] * shape[1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
 ROWS = 4_000_000
 far = torch.arange(ROWS - 64, ROWS, dtype=torch.int32)
 generator = torch.Generator().manual_seed(1)
@@ -99,9 +102,8 @@ from hisparsim_kernels.gather import gather_rows
 from hisparsim_kernels.mirror import mirror_rows
 from hisparsim_kernels.page_layout import PageLayout
 layout = PageLayout.of_groups(656, (4,))
-blocks = 20_000
-pool = torch.empty(blocks, layout.block_bytes, dtype=torch.uint8)
-host = torch.empty(blocks, layout.host_block_bytes, dtype=torch.uint8)
+blocks = 55_000  # these kernels count words of four bytes: more than 2^31 of them
+pool, host = lazy(blocks, layout.block_bytes), lazy(blocks, layout.host_block_bytes)
 pool[blocks - 1].random_(0, 256)
 rows = ((blocks - 1) * layout.rows_per_block + torch.arange(64)).int()
 host_rows = ((blocks - 1) * 64 + torch.arange(64)).int()
@@ -112,6 +114,27 @@ gather_rows(host, pool, host_rows, hot, count, layout, group=0)
 used = 4 * layout.page_bytes
 assert torch.equal(host[blocks - 1, :used], pool[blocks - 1, :used])
 assert torch.equal(pool[blocks - 2, :used], pool[blocks - 1, :used])
+""",
+    "pages": """
+from hisparsim_kernels.page_layout import GroupTables, PageLayout
+from hisparsim_kernels.pages import Direction, copy_pages, stage_pages
+layout = PageLayout.of_groups(656, (4,))
+blocks = 55_000
+pool, host = lazy(blocks, layout.block_bytes), lazy(blocks, layout.host_block_bytes)
+pool[blocks - 1].random_(0, 256)
+i32 = lambda *values: torch.tensor(values, dtype=torch.int32)
+tables, zero, one = GroupTables.of(layout, "cpu"), i32(0), i32(1)
+def copy(block, host_block, direction):
+    copy_pages(host, pool, i32(block), i32(host_block), zero, one, layout, tables, direction)
+copy(blocks - 1, blocks - 1, Direction.TO_HOST)
+copy(blocks - 2, blocks - 1, Direction.TO_GPU)
+used, page = 4 * layout.page_bytes, layout.page_bytes
+assert torch.equal(host[blocks - 1, :used], pool[blocks - 1, :used])
+assert torch.equal(pool[blocks - 2, :used], pool[blocks - 1, :used])
+staged = torch.zeros(128, 656, dtype=torch.uint8)
+stage_pages(host, pool, i32(-1, blocks - 1), i32(blocks - 1, -1), staged, layout, group=0, layer_in_group=3)
+want = pool[blocks - 1, 3 * page : 4 * page].view(64, 656)
+assert torch.equal(staged[:64], want) and torch.equal(staged[64:], want)
 """,
     "grouped_gemm": """
 from hisparsim_kernels.grouped_gemm import grouped_gemm
