@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from hisparsim.serving.blocks import BlockPool
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import Action, IntArray, TransferUpdate
-from hisparsim.serving.request import Request
+from hisparsim.serving.request import NEVER, Request
 
 LateFree: TypeAlias = Callable[[], None]
 """Returns the blocks of a request that left while a step in flight could still write them."""
@@ -262,6 +262,40 @@ class ResidencyPolicy(ABC):
     @staticmethod
     def _pages_of(request: Request) -> int:
         return request.ledger.num_pages if request.ledger is not None else 0
+
+    def _slots(self, num_tokens: int) -> int:
+        """Pages for so many tokens and the drafts of one step behind them."""
+        limits = self.limits
+        return limits.pages(min(num_tokens + limits.draft_tokens, limits.max_model_len))
+
+    def _known_pages(self, request: Request) -> int:
+        """Pages of all that is known of a request: its prompt, and after a preemption its output too."""
+        return self.limits.pages(min(request.known, self.limits.max_model_len))
+
+    def _end_pages(self, request: Request) -> int:
+        return self.limits.pages(min(request.end_tokens, self.limits.max_model_len))
+
+    def _capacity(self, request: Request) -> int:
+        """Pages that a ledger should have room for from the start."""
+        return self.limits.pages(min(request.end_tokens + 1, self.limits.max_model_len)) + 2
+
+    def _plan_seal(self, request: Request, num_cached: int) -> None:
+        """Set ``next_seal``, so many leading pages being cached."""
+        keys = request.page_keys
+        if self.limits.prefix_caching and keys is not None and num_cached < len(keys):
+            request.next_seal = (num_cached + 1) * self.limits.page_tokens
+        else:
+            request.next_seal = NEVER
+
+    @staticmethod
+    def _too_large(request: Request, needed: int, wants: str, pool: BlockPool, settings: str) -> str | None:
+        """None if the empty pool has so many blocks, else the line for :meth:`fits_alone`."""
+        if needed <= pool.num_usable:
+            return None
+        return (
+            f"request {request.request_id} needs {needed:,} {wants}, the {pool.name} has "
+            f"{pool.num_usable:,} ({settings})"
+        )
 
 
 def key_array(keys: Sequence[int]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """The waiting queue: who comes next, whose prefix is being loaded, and who is let in.
 
-Requests are admitted in order; the first that does not fit keeps out all behind it. Requests that already hold
-memory (their load is under way or complete) stand in front of all others.
+Requests are admitted in order; the first that does not fit keeps out all behind it. Requests that already
+hold memory (their load is under way or complete) stand in front of all others.
 """
 
 from __future__ import annotations

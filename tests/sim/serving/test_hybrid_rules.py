@@ -4,7 +4,7 @@ from small_runs import PAGE, drive, engine, requests
 
 from hisparsim.serving.lockstep import Lags
 from hisparsim.serving.plan import Adopt, LeaseHot, Load, Lose, Preempt, Release, Restore, StepPlan, WriteBack
-from hisparsim.serving.policies.hybrid import KEPT_TAIL_PAGES
+from hisparsim.serving.policies.hybrid_ledger import KEPT_TAIL_PAGES
 from hisparsim.serving.policy import PolicyError
 from hisparsim.serving.request import Status
 

@@ -22,7 +22,7 @@ from hisparsim.serving.policy import (
     ResidencyPolicy,
     key_array,
 )
-from hisparsim.serving.request import NEVER, Request
+from hisparsim.serving.request import Request
 
 _NONE = np.empty(0, np.int32)
 
@@ -56,20 +56,16 @@ class GpuOnly(ResidencyPolicy):
         return PrefixHit(len(blocks) * self.limits.page_tokens, 0, (np.array(blocks, np.int32),))
 
     def admission_blocks(self, request: Request) -> tuple[int, int]:
-        return self.limits.pages(min(request.known, self.limits.max_model_len)), 0
-
-    def fits_alone(self, request: Request) -> str | None:
-        needed = self.limits.pages(min(request.end_tokens, self.limits.max_model_len))
-        if needed <= self.pool.num_usable:
-            return None
-        return (
-            f"request {request.request_id} needs {needed:,} blocks at its end, the GPU pool has "
-            f"{self.pool.num_usable:,} (kv.gpu_kv_gib)"
-        )
+        return self._known_pages(request), 0
 
     def census(self, running: Sequence[Request]) -> Census:
         pinned = self.pool.num_held
         return Census(free=self.pool.num_free, resident_pinned=pinned, num_full=len(running))
+
+    def fits_alone(self, request: Request) -> str | None:
+        return self._too_large(
+            request, self._end_pages(request), "blocks at its end", self.pool, "kv.gpu_kv_gib"
+        )
 
     # -- changes ----------------------------------------------------------------------------------
 
@@ -77,8 +73,7 @@ class GpuOnly(ResidencyPolicy):
         limits, pool = self.limits, self.pool
         cached = hit.blocks[0] if hit.tokens else _NONE
         evictable = pool.num_free_among(cached) if len(cached) else 0
-        prompt_pages = limits.pages(min(request.known, limits.max_model_len))
-        if prompt_pages - len(cached) + evictable + reserve > pool.num_free:
+        if self._known_pages(request) - len(cached) + evictable + reserve > pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False  # the whole prompt is reserved for, not only its first chunk
         if hit.loaded_tokens:
@@ -88,15 +83,14 @@ class GpuOnly(ResidencyPolicy):
         if pages - len(cached) + evictable + reserve > pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
-        capacity = limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2
-        ledger = self.ledger_class(capacity)
+        ledger = self.ledger_class(self._capacity(request))
         request.ledger = ledger
         if len(cached):
             pool.touch(cached)
             ledger.blocks[: len(cached)] = cached
         ledger.num_pages = ledger.num_readable = ledger.num_cached = len(cached)
         self._allocate(request, ledger, pages)
-        self._plan_seal(request, ledger)
+        self._plan_seal(request, ledger.num_cached)
         return True
 
     def extend(self, request: Request, num_tokens: int) -> bool:
@@ -108,10 +102,6 @@ class GpuOnly(ResidencyPolicy):
             return False
         self._allocate(request, ledger, pages)
         return True
-
-    def _slots(self, num_tokens: int) -> int:
-        limits = self.limits
-        return limits.pages(min(num_tokens + limits.draft_tokens, limits.max_model_len))
 
     def _allocate(self, request: Request, ledger: GpuLedger, pages: int) -> None:
         first = ledger.num_pages
@@ -133,14 +123,7 @@ class GpuOnly(ResidencyPolicy):
         if full > first:
             self.pool.cache(ledger.blocks[first:full], key_array(request.keys(full)[first:]))
             ledger.num_cached = full
-        self._plan_seal(request, ledger)
-
-    def _plan_seal(self, request: Request, ledger: GpuLedger) -> None:
-        cacheable = self.limits.prefix_caching and request.page_keys is not None
-        if cacheable and ledger.num_cached < len(request.page_keys):  # type: ignore[arg-type]
-            request.next_seal = (ledger.num_cached + 1) * self.limits.page_tokens
-        else:
-            request.next_seal = NEVER
+        self._plan_seal(request, ledger.num_cached)
 
     def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
         ledger = request.ledger

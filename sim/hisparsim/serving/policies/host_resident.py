@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hisparsim.serving.blocks import BlockPool, LawBroken
+from hisparsim.serving.blocks import LawBroken
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import (
     Allocate,
@@ -26,14 +26,13 @@ from hisparsim.serving.plan import (
     TransferUpdate,
     WriteBack,
 )
+from hisparsim.serving.policies.host_backed import HostBacked
 from hisparsim.serving.policy import (
     NO_HIT,
     Census,
     LateFree,
-    PolicyError,
     PrefixHit,
     RequestLedger,
-    ResidencyPolicy,
 )
 from hisparsim.serving.request import NEVER, Request
 
@@ -57,17 +56,13 @@ class HostLedger(RequestLedger):
         """The transfer that copies the prompt to the host."""
 
 
-class HostResident(ResidencyPolicy):
+class HostResident(HostBacked):
     name = "host-resident"
     summary = "SGLang HiSparse: prefill on the GPU, stage to the host, decode through the hot buffer"
-    uses_groups = True
 
     def __init__(self, limits: ServingLimits, **options: Any) -> None:
         super().__init__(limits, **options)
-        if limits.num_groups < 1 or limits.hot_pages < 1 or limits.num_host_blocks < 2:
-            raise PolicyError(f"policy {self.name} needs layer groups, a hot buffer and a host pool")
         self.mirrors_decode = True
-        self.host = BlockPool(limits.num_host_blocks, "host pool")
         self.hot_pages = limits.hot_pages + 1
         """A group's hot pages, the newest row's page included (SGLang: device_buffer_size and one page)."""
         self._staging: dict[int, Request] = {}
@@ -79,38 +74,15 @@ class HostResident(ResidencyPolicy):
     def lookup(self, request: Request) -> PrefixHit:
         return NO_HIT
 
+    def admission_blocks(self, request: Request) -> tuple[int, int]:
+        prompt = self._known_pages(request)
+        return prompt * (1 + self.limits.num_groups), prompt
+
     def may_wait(self) -> bool:
         return bool(self._staging or self._left)
 
     def missing_blocks(self, request: Request, num_tokens: int) -> int:
         return super().missing_blocks(request, num_tokens) * (1 + self.limits.num_groups)
-
-    def admission_blocks(self, request: Request) -> tuple[int, int]:
-        prompt = self.limits.pages(min(request.known, self.limits.max_model_len))
-        return prompt * (1 + self.limits.num_groups), prompt
-
-    def lacks(self, request: Request) -> str | None:
-        if self.admission_blocks(request)[1] > self.host.num_free:
-            return "host_blocks"
-        return super().lacks(request)
-
-    def fits_alone(self, request: Request) -> str | None:
-        limits = self.limits
-        prompt = limits.pages(min(request.known, limits.max_model_len))
-        end = limits.pages(min(request.end_tokens, limits.max_model_len))
-        if end > self.host.num_usable:
-            return (
-                f"request {request.request_id} needs {end:,} host blocks at its end, the host pool has "
-                f"{self.host.num_usable:,} (kv.host_pool_gib)"
-            )
-        # A preempted request computes prompt and output again with all pages on the GPU.
-        needed = max(end * (1 + limits.num_groups), prompt + limits.num_groups * self.hot_pages)
-        if needed > self.pool.num_usable:
-            return (
-                f"request {request.request_id} needs {needed:,} blocks while its {request.end_tokens:,} tokens "
-                f"are computed, the GPU pool has {self.pool.num_usable:,} (kv.gpu_kv_gib)"
-            )
-        return None
 
     def census(self, running: Sequence[Request]) -> Census:
         counts = Census(free=self.pool.num_free, host_used=self.host.num_held)
@@ -129,19 +101,27 @@ class HostResident(ResidencyPolicy):
         counts.orphans = self.pool.num_held - counts.index - counts.hot - counts.resident_pinned
         return counts
 
+    def fits_alone(self, request: Request) -> str | None:
+        groups, end = self.limits.num_groups, self._end_pages(request)
+        # A preempted request computes prompt and output again with all pages on the GPU.
+        needed = max(end * (1 + groups), self._known_pages(request) + groups * self.hot_pages)
+        wants = f"blocks while its {request.end_tokens:,} tokens are computed"
+        return super().fits_alone(request) or self._too_large(
+            request, needed, wants, self.pool, "kv.gpu_kv_gib"
+        )
+
     # -- changes ----------------------------------------------------------------------------------
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int, *, reserve: int) -> bool:
         limits = self.limits
-        prompt = limits.pages(min(request.known, limits.max_model_len))
+        prompt = self._known_pages(request)
         if prompt > self.host.num_free:
             self.blocked_by = "host_blocks"
             return False
         if prompt * (1 + limits.num_groups) + reserve > self.pool.num_free:
             self.blocked_by = "gpu_blocks"
             return False
-        capacity = limits.pages(min(request.end_tokens + 1, limits.max_model_len)) + 2
-        ledger = HostLedger(capacity, limits.num_groups)
+        ledger = HostLedger(self._capacity(request), limits.num_groups)
         request.ledger = ledger
         request.next_seal = NEVER
         self._allocate(request, ledger, self._slots(num_tokens))
@@ -164,10 +144,6 @@ class HostResident(ResidencyPolicy):
             return False
         self._allocate(request, ledger, ledger.num_pages + new)
         return True
-
-    def _slots(self, num_tokens: int) -> int:
-        limits = self.limits
-        return limits.pages(min(num_tokens + limits.draft_tokens, limits.max_model_len))
 
     def _allocate(self, request: Request, ledger: HostLedger, pages: int) -> None:
         first, groups = ledger.num_pages, self.limits.num_groups
@@ -225,6 +201,22 @@ class HostResident(ResidencyPolicy):
                     )
                 )
 
+    def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
+        ledger = request.ledger
+        assert isinstance(ledger, HostLedger)
+        host = ledger.host[: ledger.num_pages][::-1]
+        blocks = [ledger.index[: ledger.num_pages][::-1], ledger.resident[::-1].ravel()]
+        if ledger.hot is not None:
+            blocks.append(ledger.hot.ravel())
+        if ledger.staging is not None:
+            del self._staging[ledger.staging]
+            self._left[ledger.staging] = (np.concatenate(blocks), host)  # the copy still reads them
+            return None
+        for part in blocks:
+            self.pool.release(part)
+        self.host.release(host)
+        return None
+
     def notify(self, updates: Sequence[TransferUpdate]) -> None:
         for update in updates:
             if update.phase is not TransferPhase.DONE:
@@ -251,22 +243,6 @@ class HostResident(ResidencyPolicy):
         ledger.paused = False
         self.actions.append(Release(request.request_id, np.arange(ledger.num_pages, dtype=np.int32)))
         self.actions.append(LeaseHot(request.request_id, ledger.hot))
-
-    def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
-        ledger = request.ledger
-        assert isinstance(ledger, HostLedger)
-        host = ledger.host[: ledger.num_pages][::-1]
-        blocks = [ledger.index[: ledger.num_pages][::-1], ledger.resident[::-1].ravel()]
-        if ledger.hot is not None:
-            blocks.append(ledger.hot.ravel())
-        if ledger.staging is not None:
-            del self._staging[ledger.staging]
-            self._left[ledger.staging] = (np.concatenate(blocks), host)  # the copy still reads them
-            return None
-        for part in blocks:
-            self.pool.release(part)
-        self.host.release(host)
-        return None
 
     # -- laws -------------------------------------------------------------------------------------
 

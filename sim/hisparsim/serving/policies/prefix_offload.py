@@ -2,8 +2,8 @@
 
 Full pages are copied to the host when they are computed and found there by content after the GPU has lost
 them. To run, a request must be on the GPU whole: pages that only the host holds are loaded first, and the
-request waits for them with its blocks taken. The tier keeps a copy for each rank (vLLM's OffloadingConnector),
-so a rank has its share of the memory; the least recently used pages make room.
+request waits for them with its blocks taken. The tier keeps a copy for each rank (vLLM's
+OffloadingConnector), so a rank has its share of the memory; the least recently used pages make room.
 """
 
 from __future__ import annotations
@@ -107,6 +107,12 @@ class PrefixOffload(GpuOnly):
             )
         return True
 
+    def resume(self, request: Request, num_tokens: int, *, reserve: int) -> bool:
+        if not super().resume(request, num_tokens, reserve=reserve):
+            return False
+        self._loading.pop(request.request_id, None)
+        return True
+
     def end_step(self, scheduled: Sequence[tuple[Request, int]]) -> None:
         if not self.limits.prefix_caching:
             return
@@ -149,6 +155,13 @@ class PrefixOffload(GpuOnly):
         self._next_transfer += 1
         return self._next_transfer - 1
 
+    def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
+        loading = self._loading.pop(request.request_id, None)
+        if loading is not None and any(owner == request.request_id for owner, _ in self._loads.values()):
+            self._abandoned[request.request_id] = loading.blocks[: loading.num_pages].copy()
+            return None  # the load still writes them
+        return super().leave(request, finished=finished, in_flight=in_flight)
+
     def notify(self, updates: Sequence[TransferUpdate]) -> None:
         for update in updates:
             if update.phase is not TransferPhase.DONE:
@@ -164,19 +177,6 @@ class PrefixOffload(GpuOnly):
                 abandoned = self._abandoned.pop(request_id, None)
                 if abandoned is not None:
                     self.pool.release(abandoned[::-1])
-
-    def resume(self, request: Request, num_tokens: int, *, reserve: int) -> bool:
-        if not super().resume(request, num_tokens, reserve=reserve):
-            return False
-        self._loading.pop(request.request_id, None)
-        return True
-
-    def leave(self, request: Request, *, finished: bool, in_flight: bool) -> LateFree | None:
-        loading = self._loading.pop(request.request_id, None)
-        if loading is not None and any(owner == request.request_id for owner, _ in self._loads.values()):
-            self._abandoned[request.request_id] = loading.blocks[: loading.num_pages].copy()
-            return None  # the load still writes them
-        return super().leave(request, finished=finished, in_flight=in_flight)
 
     # -- laws -------------------------------------------------------------------------------------
 
