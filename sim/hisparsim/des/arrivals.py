@@ -110,6 +110,11 @@ class Arrivals:
         if self.counts.first_rejection is None:
             self.counts.first_rejection = reason
 
+    @property
+    def wait_for_others(self) -> bool:
+        """Whether requests arrive because others have finished."""
+        return self._closed_loop or bool(self._children)
+
     # -- time passes ------------------------------------------------------------------------------
 
     def next_ns(self) -> int | None:

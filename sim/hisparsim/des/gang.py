@@ -83,6 +83,8 @@ class Gang:
                 for replica in active:
                     replica.core.check()
                 world.links.check()
+            for replica in active:
+                replica.busy_until_ns = started_ns + duration_ns
             yield env.timeout(duration_ns)
             for replica, (plan, _) in zip(active, plans, strict=True):
                 self._complete(replica, plan, started_ns)
@@ -130,7 +132,7 @@ class Gang:
         world = self.world
         outcome = self._outcome(replica, plan) if world.draft_tokens else _NO_OUTCOME
         completion = replica.core.complete(plan.plan_id, outcome)
-        world.clock.tokens(completion, replica.ends, int(world.env.now))
+        world.clock.tokens(completion, replica.last_end, int(world.env.now))
         replica.desk.end(plan, started_ns)
         if completion.finished:
             world.finish(replica, completion)
@@ -170,6 +172,9 @@ class Gang:
             # first one that is made after the arrival sees it.
             made = starts if core.limits.async_depth > 1 else starts + durations
             count = int(np.searchsorted(made, arrival_ns))
+        finish_ns = world.others_finish_ns(replica)
+        if finish_ns is not None:
+            count = min(count, int(np.searchsorted(starts + durations, finish_ns)))
         if count < MIN_STRETCH:
             return 0
         snapshot = replica.next_snapshot
@@ -195,8 +200,9 @@ class Gang:
             table[at_round:, 2:_H2D] = self._state(plan, snapshot)
         replica.next_snapshot = snapshot
         self.steps.extend(table)
-        world.clock.stretch(plan.decodes.num_requests, core.num_completed, replica.ends, starts + durations)
+        world.clock.stretch(plan.decodes.num_requests, replica.last_end, starts + durations)
         decodes = replace(plan.decodes, context_tokens=plan.decodes.context_tokens + count)
+        replica.busy_until_ns = started_ns + total_ns
         replica.next_plan = replace(plan, plan_id=plan.plan_id + count, decodes=decodes, actions=())
         return total_ns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,14 +63,11 @@ class StepTable:
         return {name: rows[:, index].copy() for index, name in enumerate(self.columns)}
 
 
-class StepEnds:
+@dataclass(slots=True)
+class StepEnd:
     """When a replica's last step ended: the last token time of its steady decodes."""
 
-    __slots__ = ("sequence", "time_ns")
-
-    def __init__(self) -> None:
-        self.sequence = 0
-        self.time_ns = 0
+    time_ns: int = 0
 
 
 class TokenClock:
@@ -89,18 +87,17 @@ class TokenClock:
         self._last_ns: dict[int, int] = {}
         self._gaps: dict[int, int] = {}
 
-    def tokens(self, completion: Completion, ends: StepEnds, now_ns: int) -> None:
+    def tokens(self, completion: Completion, last_end: StepEnd, now_ns: int) -> None:
         """A step's tokens came back."""
         last, gaps = self._last_ns, self._gaps
         if completion.steady:
-            gap = now_ns - ends.time_ns
+            gap = now_ns - last_end.time_ns
             gaps[gap] = gaps.get(gap, 0) + len(completion.steady)
+        for request in completion.left:
+            last[request.request_id] = last_end.time_ns
         for request, _ in completion.listed:
             row = request.request_id
-            if request.steady_through == ends.sequence and ends.sequence:
-                before: int | None = ends.time_ns
-            else:
-                before = last.get(row)
+            before = last.get(row)
             if before is None:
                 self.first_token_ns[row] = now_ns
             else:
@@ -114,16 +111,14 @@ class TokenClock:
             self.num_preemptions[row] = request.num_preemptions
             self.hit_tokens[row] = request.hit_tokens or 0
             del last[row]
-        ends.sequence = completion.sequence
-        ends.time_ns = now_ns
+        last_end.time_ns = now_ns
 
-    def stretch(self, num_steady: int, sequence: int, ends: StepEnds, ends_ns: NDArray[np.int64]) -> None:
-        """So many steady decodes gained one token at each of these times; ``sequence`` is the last step's."""
+    def stretch(self, num_steady: int, last_end: StepEnd, ends_ns: NDArray[np.int64]) -> None:
+        """So many steady decodes gained one token at each of these times."""
         gaps = self._gaps
-        for gap in np.diff(ends_ns, prepend=ends.time_ns).tolist():
+        for gap in np.diff(ends_ns, prepend=last_end.time_ns).tolist():
             gaps[gap] = gaps.get(gap, 0) + num_steady
-        ends.sequence = sequence
-        ends.time_ns = int(ends_ns[-1])
+        last_end.time_ns = int(ends_ns[-1])
 
     def gap_weights(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(gap_ns, weight), sorted by gap."""

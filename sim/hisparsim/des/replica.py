@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hisparsim.cost.load import StepLoad
 from hisparsim.cost.model import CostModel, StepCost
 from hisparsim.des.links import Direction, HostLink
-from hisparsim.des.recorder import StepEnds
+from hisparsim.des.recorder import StepEnd
 from hisparsim.des.transfers import TransferDesk
 from hisparsim.locality.profile import LocalityProfile
 from hisparsim.serving.core import ServingCore
@@ -79,8 +79,10 @@ class Replica:
     next_plan: StepPlan | None = None
     next_snapshot: Snapshot | None = None
     rows: RowCounts = field(default_factory=RowCounts)
-    ends: StepEnds = field(default_factory=StepEnds)
+    last_end: StepEnd = field(default_factory=StepEnd)
     alive_tokens: int = 0
+    busy_until_ns: int = 0
+    """When the step or stretch under way ends, or the last one ended."""
     _moved: tuple[int, int] = (0, 0)
 
     def prepare(self) -> bool:

@@ -83,6 +83,13 @@ class World:
         if self.progress is not None:
             self.progress(self.num_finished)
 
+    def others_finish_ns(self, replica: Replica) -> int | None:
+        """Before this time no other replica finishes a request that others wait for; None = never."""
+        if len(self.replicas) == 1 or not self.arrivals.wait_for_others:
+            return None
+        others = [other for other in self.replicas if other is not replica and other.core.num_alive]
+        return min((other.busy_until_ns for other in others), default=None)
+
     def wake(self) -> None:
         """Let idle gangs look again."""
         if self._wake is not None and not self._wake.triggered:

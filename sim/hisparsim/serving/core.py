@@ -128,11 +128,6 @@ class ServingCore:
         return len(self._plans)
 
     @property
-    def num_completed(self) -> int:
-        """Plans that have come back."""
-        return self._steady.completed
-
-    @property
     def is_computing(self) -> bool:
         """Whether a plan with tokens is in flight."""
         return self._steady.planned > self._steady.completed
@@ -204,11 +199,12 @@ class ServingCore:
             for request in self._steady.members:
                 if request.request_id in outcome.stopped:
                     self._steady.leave(request)
+        left = self._steady.take_left()
         plan = self._plans.popleft()
         self._steady.completed += bool(plan.requests or plan.steady)
         if self._departures.late and self._departures.give_back():
             self._memory_moved = True
-        result = Completion(plan.sequence, plan.steady_members())
+        result = Completion(plan.steady_members(), left)
         for request, count, verified, gives in zip(
             plan.requests, plan.counts, plan.drafts, plan.yields, strict=True
         ):

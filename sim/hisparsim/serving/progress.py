@@ -19,10 +19,10 @@ class ProtocolError(RuntimeError):
 class Completion:
     """What came back with one step."""
 
-    sequence: int = 0
-    """Number of the step among those that computed something, from 1."""
     steady: tuple[Request, ...] = ()
     """Requests that gained one token each, as in the step before; their counters lag (``settle``)."""
+    left: list[Request] = field(default_factory=list)
+    """Requests that gained such a token in the step before and are listed from now on."""
     listed: list[tuple[Request, int]] = field(default_factory=list)
     """The other requests that gained tokens, and how many."""
     finished: list[Request] = field(default_factory=list)

@@ -51,6 +51,7 @@ class SteadyDecodes:
         """Of those, how many have come back."""
         self._asynchronous = asynchronous
         self._members: dict[int, Request] = {}
+        self._left: list[Request] = []
         self._snapshot: tuple[Request, ...] | None = ()
         self._ids: tuple[int, ...] = ()
         self._offsets: NDArray[np.int64] = np.empty(0, np.int64)
@@ -119,6 +120,8 @@ class SteadyDecodes:
         self.settle(request)
         request.steady = False
         request.wake = 0
+        if request.steady_through == self.completed:
+            self._left.append(request)
         del self._members[request.request_id]
         self._snapshot = None
         for plan in self.plans:
@@ -128,6 +131,13 @@ class SteadyDecodes:
                 plan.drafts.append(0)
                 plan.yields.append(True)
                 plan.listed_since.add(request.request_id)
+
+    def take_left(self) -> list[Request]:
+        """Change: who left since the last call, having gained a token in the plan that came back last."""
+        if not self._left:
+            return []
+        left, self._left = self._left, []
+        return left
 
     def leave_all(self) -> None:
         """Change: all steady requests are listed again."""

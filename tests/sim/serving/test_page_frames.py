@@ -97,7 +97,8 @@ class Twins:
     def write_back(self, draw: random.Random) -> None:
         held = [f for r, table in self.tables.items() for p, f in table.items() if (r, p) not in self.loose]
         busy = {f for transfer in self.transfers for f in transfer}
-        chosen = [f for f in sorted(set(held) - busy) if draw.random() < 0.5]
+        unwritten = [f for f in sorted(set(held) - busy) if self.alive[f].key is None]
+        chosen = [f for f in unwritten if draw.random() < 0.5]
         if chosen:
             self.frames.pin(self._array(chosen))
             for number in chosen:
@@ -140,7 +141,9 @@ class Twins:
             self.slow.unpin(self.alive[number].blocks)
 
     def publish(self, draw: random.Random) -> None:
-        numbers = sorted({f for table in self.tables.values() for f in table.values()})
+        """Pages become copies once nothing is on its way from them; from then on they are clean."""
+        busy = {f for transfer in self.transfers for f in transfer}
+        numbers = sorted({f for table in self.tables.values() for f in table.values()} - busy)
         chosen = [n for n in numbers if self.alive[n].key is None and draw.random() < 0.5]
         keys = []
         for _ in chosen:
@@ -180,7 +183,8 @@ class Twins:
         pages = sorted(table, reverse=True)
         busy = {f for transfer in self.transfers for f in transfer}
         loose = [page for page in pages if (request, page) in self.loose]
-        clean = [p for p in pages if p not in loose and table[p] not in busy and draw.random() < 0.6]
+        idle = [p for p in pages if p not in loose and table[p] not in busy]
+        clean = [p for p in idle if self.alive[table[p]].key is not None or draw.random() < 0.6]
         dirty = [p for p in pages if p not in loose and p not in clean]
         clean_frames = self._array([table[p] for p in clean])
         self.frames.unpin(clean_frames, group_major=True)
