@@ -1,6 +1,7 @@
 """Published serving results are reproduced with one parameter set."""
 
 import pytest
+
 from hisparsim.published.points import UnknownSetError, published_points, simulate_point
 
 
