@@ -64,7 +64,7 @@ def violations_of(
     """One line for each broken limit: the figure, the limit."""
     broken = [
         f"{field} {measured[field]} > {getattr(limits, field)}"
-        for field in ("registers", "stack_bytes", "spill_instructions", "shared_bytes")
+        for field in ("registers", "stack_bytes", "spill_instructions", "shared_bytes", "narrow_loads")
         if measured[field] > getattr(limits, field)
     ]
     if measured["async_copy_128"] < limits.async_copy_128:
@@ -179,13 +179,13 @@ def compile_case(module: str, case: AotCase, arch: str) -> KernelReport:
         "spill_instructions": len(LOCAL_MEMORY.findall(assembly)),
         "shared_bytes": int(compiled.metadata.shared),
         "async_copy_128": len(ASYNC_COPY_128.findall(assembly)),
+        "narrow_loads": len(NARROW_LOAD.findall(assembly)),
     }
     return KernelReport(
         name=case.kernel,
         config=case.label,
         **measured,
         tensor_core=tensor_core,
-        narrow_loads=len(NARROW_LOAD.findall(assembly)),
         seconds=round(time.perf_counter() - started, 3),
         violations=violations_of(config.limits, measured, tensor_core),
     )

@@ -7,6 +7,7 @@ forbids. Values that would be out of range on the device are handled there (an i
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -54,8 +55,15 @@ class AotError(RuntimeError):
     """A kernel cannot be compiled ahead of time, or the process is unfit for it."""
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Raise `DtypeError` unless `value` is a torch tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise DtypeError(f"{name} is a {type(value).__name__}; it must be a torch tensor")
+
+
 def check_dtype(name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
-    """Raise `DtypeError` unless `tensor.dtype` is one of `allowed`."""
+    """Raise `DtypeError` unless `tensor` is a tensor whose dtype is one of `allowed`."""
+    check_tensor(name, tensor)
     if tensor.dtype not in allowed:
         names = " or ".join(str(dtype) for dtype in allowed)
         raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be {names}")
@@ -63,6 +71,7 @@ def check_dtype(name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
 
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | None]) -> None:
     """Raise `ShapeError` unless `tensor.shape` equals `shape`; a None entry accepts any extent."""
+    check_tensor(name, tensor)
     actual = tuple(tensor.shape)
     if len(actual) != len(shape) or any(
         want is not None and got != want for got, want in zip(actual, shape, strict=True)
@@ -109,6 +118,9 @@ def check_same_device(**tensors: torch.Tensor | None) -> torch.device:
 
 
 def check_range(name: str, value: int, low: int, high: int, why: str) -> None:
-    """Raise `RangeError` unless `low <= value <= high`; `why` names the rule behind the limits."""
+    """Raise `RangeError` unless `value` is a whole number with `low <= value <= high`; `why` names the rule
+    behind the limits."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise RangeError(f"{name} is {value!r}; it must be a whole number in [{low}, {high}]: {why}")
     if not low <= value <= high:
         raise RangeError(f"{name} is {value}; it must lie in [{low}, {high}]: {why}")

@@ -4,7 +4,8 @@
     host             [num_host_blocks, host_block_bytes]  uint8, pinned; or an int64 address (see `host_pool`)
     pool             [num_blocks, block_bytes]            uint8
     miss_host_rows   [max_misses]                         int32, host block * page_rows + row
-    miss_hot_rows    [max_misses]                         int32, flat rows of the pool
+    miss_hot_rows    [max_misses]                         int32, flat rows of the pool; an entry with a
+                                                          negative row of either kind is skipped
     num_misses       [1]                                  int32, entries in use; as in a `ResolvePlan`
 
 Bytes lie as `page_layout` says. `num_layers` consecutive layers of a group are fetched in one launch: the
@@ -59,14 +60,15 @@ def gather_rows_kernel(
         miss = line // NUM_LAYERS
         layer = line % NUM_LAYERS
         word = (chunk % ROW_CHUNKS) * 4
-        host_row = tl.load(miss_host_rows_ptr + miss, mask=inside, other=0)
-        hot_row = tl.load(miss_hot_rows_ptr + miss, mask=inside, other=0)
+        host_row = tl.load(miss_host_rows_ptr + miss, mask=inside, other=-1)
+        hot_row = tl.load(miss_hot_rows_ptr + miss, mask=inside, other=-1)
+        live = (host_row >= 0) & (hot_row >= 0)
         source = (host_row // PAGE).to(tl.int64) * (host_block_bytes // 16) * 4
         source += ((first_host_layer + layer) * PAGE + host_row % PAGE).to(tl.int64) * (ROW_BYTES // 4) + word
         target = (hot_row.to(tl.int64) + (first_pool_layer + layer) * PAGE) * (ROW_BYTES // 4) + word
         source = tl.multiple_of(source, 4)
         target = tl.multiple_of(target, 4)
-        mask = inside[:, None] & (words[None, :] < 4)
+        mask = live[:, None] & (words[None, :] < 4)
         data = tl.load(host + source[:, None] + words[None, :], mask=mask, other=0, cache_modifier=".cg")
         tl.store(pool_ptr + target[:, None] + words[None, :], data, mask=mask, cache_modifier=".cg")
 

@@ -34,7 +34,7 @@ SCALE_TILE = 128
 MAX_EXPERTS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _grouped_kernel(
     x_ptr,
     weight_ptr,
@@ -42,7 +42,7 @@ def _grouped_kernel(
     x_scale_ptr,
     w_scale_ptr,
     out_ptr,
-    ROWS: tl.constexpr,
+    num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -56,19 +56,23 @@ def _grouped_kernel(
     group = tl.arange(0, BLOCK_EXPERTS)
     begin = tl.load(offsets_ptr + group, mask=group < EXPERTS, other=0)
     end = tl.load(offsets_ptr + group + 1, mask=group < EXPERTS, other=0)
+    # Offsets that are no offsets (negative, past the rows, descending) must not lead out of the buffers.
+    begin = tl.minimum(tl.maximum(begin, 0), num_rows)
+    end = tl.minimum(tl.maximum(end, begin), num_rows)
     tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
     expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
     earlier = tl.sum(tl.where(group < expert, tiles, 0), 0)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     if expert >= EXPERTS:
         # Past the last group: tiles of padding rows, whose output is zero.
-        row = tl.load(offsets_ptr + EXPERTS) + (tile - earlier) * BLOCK_M + tl.arange(0, BLOCK_M)
+        used = tl.minimum(tl.maximum(tl.load(offsets_ptr + EXPERTS), 0), num_rows)
+        row = used + (tile - earlier) * BLOCK_M + tl.arange(0, BLOCK_M)
         blank_at = out_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
-        inside = (row < ROWS)[:, None] & (column < N)[None, :]
+        inside = (row < num_rows)[:, None] & (column < N)[None, :]
         tl.store(blank_at, tl.zeros((BLOCK_M, BLOCK_N), out_ptr.dtype.element_ty), mask=inside)
         return
-    row = tl.load(offsets_ptr + expert) + (tile - earlier) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live = row < tl.minimum(tl.load(offsets_ptr + expert + 1), ROWS)
+    row = tl.maximum(tl.load(offsets_ptr + expert), 0) + (tile - earlier) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live = row < tl.minimum(tl.load(offsets_ptr + expert + 1), num_rows)
     row = row.to(tl.int64)
     expert = expert.to(tl.int64)
     depth = tl.arange(0, BLOCK_K)
@@ -157,7 +161,7 @@ def grouped_gemm(
         x_scale,
         w_scale,
         out,
-        ROWS=rows,
+        rows,
         N=n,
         K=k,
         EXPERTS=experts,
@@ -172,19 +176,13 @@ def _aot_cases() -> tuple[AotCase, ...]:
     for fp8 in (False, True):
         element = "*fp8e4nv" if fp8 else "*bf16"
         types = {"x_ptr": element, "weight_ptr": element, "offsets_ptr": "*i32", "out_ptr": "*bf16"}
+        types["num_rows"] = "i32"
         none: dict[str, int | bool | None] = {} if fp8 else {"x_scale_ptr": None, "w_scale_ptr": None}
         if fp8:
             types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
-        for rows, size in ((2048, "m16"), (16384, "m64"), (65536, "m128")):
+        for size in ("m16", "m64", "m128"):
             constants: dict[str, int | bool | None] = {}
-            constants |= {
-                "ROWS": rows,
-                "N": 4096,
-                "K": 6144,
-                "EXPERTS": 256,
-                "BLOCK_EXPERTS": 256,
-                "FP8": fp8,
-            }
+            constants |= {"N": 4096, "K": 6144, "EXPERTS": 256, "BLOCK_EXPERTS": 256, "FP8": fp8}
             config = f"{'fp8' if fp8 else 'bf16'}-{size}"
             cases.append(AotCase("grouped_gemm", config, _grouped_kernel, types, constants | none))
     return tuple(cases)

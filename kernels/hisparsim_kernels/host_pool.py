@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 
-from hisparsim_kernels.errors import DeviceError, RangeError, StrideError, check_contiguous
+from hisparsim_kernels.errors import DeviceError, RangeError, StrideError, check_contiguous, check_tensor
 from hisparsim_kernels.page_layout import CHUNK_BYTES, PageLayout
 
+MAX_ADDRESS = 2**63 - 1
 HostPool = torch.Tensor | int
 """A tensor of whole host blocks ([n, host_block_bytes] uint8; any contiguous shape of it), pinned where
 kernels run on a GPU; or an address that the device can read under unified addressing (not so under
@@ -18,17 +21,19 @@ def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> tor
 
     Raises `DeviceError` for a pageable tensor beside a CUDA pool or one on a device of its own,
     `StrideError` for one that is not contiguous, not 16-byte aligned or not whole blocks, `RangeError` for an
-    address that is no address."""
-    if isinstance(host, int):
-        if host <= 0:
+    address that is no address, `DtypeError` for anything else."""
+    if isinstance(host, numbers.Integral):
+        host = int(host)
+        if not 0 < host <= MAX_ADDRESS:
             raise RangeError(
-                f"host address is {host}; it must be the positive address of the mapped host pool"
+                f"host address is {host}; it must be the address of the mapped host pool, in [1, 2^63 - 1]"
             )
         if host % CHUNK_BYTES:
             raise StrideError(
                 f"host address {host:#x} is not {CHUNK_BYTES}-byte aligned; rows are read 16 bytes at a time"
             )
         return host
+    check_tensor("host pool", host)
     check_contiguous("host pool", host)
     num_bytes = host.numel() * host.element_size()
     if num_bytes == 0 or num_bytes % layout.host_block_bytes:
@@ -45,11 +50,12 @@ def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> tor
         raise DeviceError(
             "host pool is pageable memory; a kernel reads only pinned memory: allocate with pin_memory=True"
         )
-    return host.view(torch.int32)
+    return host.view(-1).view(torch.int32)
 
 
 def pool_argument(pool: torch.Tensor, layout: PageLayout) -> torch.Tensor:
     """The GPU pool as int32 words. Raises `StrideError` unless it is contiguous, aligned whole blocks."""
+    check_tensor("GPU pool", pool)
     check_contiguous("GPU pool", pool)
     num_bytes = pool.numel() * pool.element_size()
     if num_bytes == 0 or num_bytes % layout.block_bytes:
@@ -58,4 +64,4 @@ def pool_argument(pool: torch.Tensor, layout: PageLayout) -> torch.Tensor:
         )
     if pool.data_ptr() % CHUNK_BYTES:
         raise StrideError(f"GPU pool starts at {pool.data_ptr():#x}; it must be {CHUNK_BYTES}-byte aligned")
-    return pool.view(torch.int32)
+    return pool.view(-1).view(torch.int32)

@@ -40,6 +40,7 @@ MAX_QUERY_LEN = 4
 MAX_PAGE_SIZE = 1 << 20
 HEADS_SUPPORTED = (16, 32, 64, 128)
 LONG_TOKENS = 131072
+MAX_GRID_Y = 65535
 
 
 class KeyFormat(Enum):
@@ -250,6 +251,9 @@ def indexer_logits(
     if config is None:
         config = indexer_config(key_format, max_tokens, arch_of(device))
     keys_a_program = config.meta["BLOCK_KEYS"] * config.meta["BLOCKS"]
+    errors.check_range(
+        "columns of logits", max_tokens, 1, MAX_GRID_Y * keys_a_program, f"{keys_a_program} keys a program"
+    )
     _logits_kernel[(requests, triton.cdiv(max_tokens, keys_a_program))](
         q,
         weights,

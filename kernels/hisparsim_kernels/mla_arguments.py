@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+
 import torch
 
 from hisparsim_kernels import errors
@@ -23,10 +26,13 @@ def check_attention_arguments(
     counts: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    scale: float,
 ) -> tuple[RowFormat, torch.device]:
     """The row format and the common device of an attention call; a `KernelInputError` for what breaks its
     contract.
     """
+    if not isinstance(scale, numbers.Real) or not math.isfinite(scale):
+        raise errors.RangeError(f"scale is {scale!r}; it must be a finite number (on the host, no tensor)")
     row_format = row_format_of(rows)
     errors.check_dtype("q", q, torch.bfloat16)
     errors.check_shape("q", q, (None, None, WIDTH.value))

@@ -138,6 +138,7 @@ class DecodeScratch:
         """Allocate scratch for up to `max_tokens` tokens of `heads` heads in up to `max_splits` splits."""
         errors.check_range("max_splits", max_splits, 1, MAX_SPLITS, "the merge holds all splits at once")
         errors.check_range("heads", heads, 1, MAX_HEADS, "sparse MLA kernels serve up to 128 heads")
+        errors.check_range("max_tokens", max_tokens, 1, 2**31 - 1, "scratch holds at least one token")
         size = max_tokens * max_splits * heads
         partial = torch.empty(size * LATENT.value, dtype=torch.float32, device=device)
         return cls(partial, torch.empty(2 * size, dtype=torch.float32, device=device))
@@ -192,7 +193,7 @@ def sparse_mla_decode(
     independent of the batch. Raises `DtypeError`, `ShapeError`, `StrideError`, `DeviceError` or `RangeError`
     before anything is enqueued.
     """
-    row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
+    row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse, scale)
     scratch.check(q)
     errors.check_range("num_splits", num_splits, 1, MAX_SPLITS, "the merge holds all splits at once")
     tokens, heads, _ = q.shape

@@ -32,7 +32,7 @@ def sparse_mla_prefill_invariant(
     The chunk is served in slices that fit `scratch`. Raises `RangeError` when it does not hold even one
     token, and what `sparse_mla_decode` raises.
     """
-    check_attention_arguments(q, rows, slots, counts, out, lse)
+    check_attention_arguments(q, rows, slots, counts, out, lse, scale)
     scratch.check(q)
     tokens, heads, _ = q.shape
     slice_tokens = scratch.capacity // (heads * BATCH_INVARIANT_SPLITS)

@@ -84,7 +84,7 @@ def sparse_mla_prefill(
     Causality is the selection's: a token's slots name only rows it may see. Raises a `KernelInputError`
     before anything is enqueued.
     """
-    row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse)
+    row_format, device = check_attention_arguments(q, rows, slots, counts, out, lse, scale)
     tokens, heads, _ = q.shape
     if tokens == 0:
         return

@@ -19,12 +19,26 @@ from itertools import accumulate
 
 import torch
 
-from hisparsim_kernels.errors import RangeError, StrideError, check_range
+from hisparsim_kernels.errors import (
+    RangeError,
+    StrideError,
+    check_contiguous,
+    check_dtype,
+    check_range,
+    check_shape,
+)
 
 CHUNK_BYTES = 16
 """Unit of every copy: one 16-byte load."""
 MAX_ROW_BYTES = 65536
 HOST_ALIGNMENT_BYTES = 4096
+
+
+def _check_sizes(row_bytes: int, page_rows: int, group_layers: Sequence[int]) -> None:
+    check_range("row_bytes", row_bytes, CHUNK_BYTES, MAX_ROW_BYTES, "bytes of one token in one layer")
+    check_range("page_rows", page_rows, 1, 4096, "rows of one page")
+    if not group_layers or min(group_layers) < 1:
+        raise RangeError(f"group_layers is {tuple(group_layers)}; every group needs at least one layer")
 
 
 @dataclass(frozen=True)
@@ -39,17 +53,12 @@ class PageLayout:
     page_rows: int = 64
 
     def __post_init__(self) -> None:
-        check_range(
-            "row_bytes", self.row_bytes, CHUNK_BYTES, MAX_ROW_BYTES, "bytes of one token in one layer"
-        )
-        check_range("page_rows", self.page_rows, 1, 4096, "rows of one page")
+        _check_sizes(self.row_bytes, self.page_rows, self.group_layers)
         for name in ("row_bytes", "host_block_bytes"):
             if getattr(self, name) % CHUNK_BYTES:
                 raise StrideError(
                     f"{name} is {getattr(self, name)}; it must be a multiple of {CHUNK_BYTES}, the load size"
                 )
-        if not self.group_layers or min(self.group_layers) < 1:
-            raise RangeError(f"group_layers is {self.group_layers}; every group needs at least one layer")
         if self.block_bytes % self.page_bytes:
             raise StrideError(
                 f"block_bytes is {self.block_bytes}; it must be a multiple of one layer's page, "
@@ -68,7 +77,10 @@ class PageLayout:
     def of_groups(
         row_bytes: int, group_layers: Sequence[int], indexer_page_bytes: int = 0, page_rows: int = 64
     ) -> PageLayout:
-        """Blocks as small as the rules allow, for groups of the given numbers of layers."""
+        """Blocks as small as the rules allow, for groups of the given numbers of layers.
+
+        Raises what `PageLayout` raises."""
+        _check_sizes(row_bytes, page_rows, group_layers)
         page_bytes = page_rows * row_bytes
         block_pages = max(max(group_layers), -(-indexer_page_bytes // page_bytes))
         every = sum(group_layers) * page_bytes
@@ -108,7 +120,13 @@ class PageLayout:
 
     def layer_rows(self, pool: torch.Tensor, layer_in_group: int) -> torch.Tensor:
         """The GPU pool ([num_blocks, block_bytes] uint8) as rows [n, row_bytes] of one layer of a group: row
-        i of the result is flat row i of that layer. Forgetting the layer would read another layer's rows."""
+        i of the result is flat row i of that layer. Forgetting the layer would read another layer's rows.
+
+        Raises `RangeError` for a layer that no group has, `DtypeError`, `ShapeError` or `StrideError` for a
+        pool that is not contiguous blocks of bytes."""
+        check_dtype("pool", pool, torch.uint8)
+        check_shape("pool", pool, (None, self.block_bytes))
+        check_contiguous("pool", pool)
         check_range(
             "layer_in_group", layer_in_group, 0, max(self.group_layers) - 1, "layers of the largest group"
         )

@@ -103,7 +103,8 @@ def stage_pages_kernel(
         else:
             host_block = tl.load(host_blocks_ptr + entry).to(tl.int64)
             in_host = host_block * (host_block_bytes // 16) * 4 + host_layer.to(tl.int64) * (PAGE_BYTES // 4)
-            data = tl.load(host + tl.multiple_of(in_host, 4) + word, mask=mask, cache_modifier=".cg")
+            source = host + tl.multiple_of(in_host, 4) + word
+            data = tl.load(source, mask=mask & (host_block >= 0), other=0, cache_modifier=".cg")
             tl.store(staged + word, data, mask=mask)
 
 
@@ -172,8 +173,8 @@ def stage_pages(
 ) -> None:
     """Copy one layer of the pages of a `StagingPlan` into `staged` [>= pages * page_rows, row_bytes] uint8.
 
-    Page i comes from `blocks[i]` (a block of `group`) unless that is negative, else from `host_blocks[i]`.
-    Raises the named errors of `errors` before anything is launched."""
+    Page i comes from `blocks[i]` (a block of `group`) unless that is negative, else from `host_blocks[i]`;
+    where both are negative it is zeros. Raises the named errors of `errors` before anything is launched."""
     layout.check_group(group)
     check_range(
         "layer_in_group", layer_in_group, 0, layout.group_layers[group] - 1, f"layers of group {group}"

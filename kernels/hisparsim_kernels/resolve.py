@@ -14,7 +14,8 @@ Inputs (request slots index the persistent tables; rows of one batch entry are a
     request_slots    [batch]                     int32, -1 for a padding entry
     resident_blocks  [num_requests, max_pages]   int32 GPU block of the page in this group, < 0: none
     host_blocks      [num_requests, max_pages]   int32 host block, < 0: no complete host copy
-    hot_blocks       [num_requests, hot_pages]   int32 GPU blocks leased as hot pages, < 0: no lease
+    hot_blocks       [num_requests, hot_pages]   int32 GPU blocks leased as hot pages, < 0: no lease (a
+                                                 request without its first page reads nothing from the host)
 Outputs (every one written in every launch, padding entries too)
     rows             [batch * query_len, k]      int32 flat rows of the GPU pool, -1 for none
     extents          [batch * query_len]         int32, one past the last entry of the row that is not -1
@@ -205,7 +206,8 @@ def resolve_place_kernel(
         tl.store(positions_ptr + line + slot, position, mask=miss)
         tl.store(generations_ptr + line + slot, generation, mask=miss)
         block = tl.load(hot_blocks_ptr + request * hot_pages + slot // PAGE, mask=wants, other=0)
-        flat = block * rows_per_block + slot % PAGE
+        # A slot of a page that is not leased has no row: attention and gather skip it.
+        flat = tl.where(block >= 0, block * rows_per_block + slot % PAGE, -1)
         tl.store(rows_ptr + entries + entry, flat, mask=wants)
         tl.store(miss_host_rows_ptr + list_begin + rank, host_row, mask=miss)
         tl.store(miss_hot_rows_ptr + list_begin + rank, flat, mask=miss)

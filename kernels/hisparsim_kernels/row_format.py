@@ -49,9 +49,17 @@ class RowFormat(Enum):
         return self.row_bytes // self.torch_dtype.itemsize
 
     def rows_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bytes [n, row_bytes] uint8 (a layer's part of the GPU pool) as the kernels take them."""
+        """Bytes [n, row_bytes] uint8 (a layer's part of the GPU pool) as the kernels take them.
+
+        Raises `DtypeError`, `ShapeError` or `StrideError` for anything else."""
         errors.check_dtype("rows", rows, torch.uint8)
         errors.check_shape("rows", rows, (None, self.row_bytes))
+        errors.check_contiguous("rows", rows)
+        if rows.storage_offset() % ROW_ALIGNMENT_BYTES:
+            raise errors.StrideError(
+                f"rows start {rows.storage_offset()} bytes into their storage; that must be a multiple of "
+                f"{ROW_ALIGNMENT_BYTES}"
+            )
         return rows.view(self.torch_dtype)
 
     def empty_pool(self, num_rows: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hisparsim_kernels.errors import KernelInputError, check_range
+from hisparsim_kernels.errors import (
+    DtypeError,
+    KernelInputError,
+    ShapeError,
+    check_dtype,
+    check_range,
+    check_shape,
+)
 
 
 class MissingPageError(KernelInputError):
@@ -55,7 +62,16 @@ def plan_staging(
 
     resident_blocks, host_blocks [requests, pages] int32: of one group, negative for none. A page is known by
     its host block, or by its resident block while it has no host copy. Raises `MissingPageError` naming the
-    first page that can be read from neither, `RangeError` if a request has more pages than the tables."""
+    first page that can be read from neither, `RangeError` if a request has more pages than the tables,
+    `ShapeError` or `DtypeError` for tables that do not match."""
+    for name, table in (("resident_blocks", resident_blocks), ("host_blocks", host_blocks)):
+        if not np.issubdtype(table.dtype, np.integer):
+            raise DtypeError(f"{name} has dtype {table.dtype}; it must be int32")
+        if table.ndim != 2 or table.shape != host_blocks.shape or len(table) != len(num_pages):
+            raise ShapeError(
+                f"{name} has shape {table.shape}; it must be (requests, pages) as host_blocks of shape "
+                f"{host_blocks.shape}, with the {len(num_pages)} requests of num_pages"
+            )
     staged_pages = np.full(host_blocks.shape, -1, dtype=np.int32)
     index: dict[tuple[str, int], int] = {}
     blocks: list[int] = []
@@ -88,7 +104,15 @@ def staged_rows(selection: torch.Tensor, staged_pages: torch.Tensor, page_rows: 
     """Flat rows of the staging buffer for selected positions.
 
     selection [tokens, k] int32 with -1 for none; staged_pages [tokens, pages] int32, the line of each token's
-    request. Positions outside the staged pages become -1."""
+    request. Positions outside the staged pages become -1. Raises `DtypeError`, `ShapeError` or `RangeError`
+    for arguments that are not these."""
+    check_dtype("selection", selection, torch.int32)
+    check_shape("selection", selection, (None, None))
+    check_dtype("staged_pages", staged_pages, torch.int32)
+    check_shape("staged_pages", staged_pages, (selection.shape[0], None))
+    check_range("page_rows", page_rows, 1, 4096, "rows of one page")
+    if staged_pages.shape[1] == 0:
+        return torch.full_like(selection, -1)
     page = torch.div(selection, page_rows, rounding_mode="floor").long()
     inside = (selection >= 0) & (page < staged_pages.shape[1])
     staged = torch.gather(staged_pages, 1, torch.where(inside, page, 0))

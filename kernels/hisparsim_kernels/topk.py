@@ -29,6 +29,7 @@ from hisparsim_kernels.aot_types import integer_types
 from hisparsim_kernels.arch import arch_of
 from hisparsim_kernels.configs import LaunchConfig, find_config
 from hisparsim_kernels.errors import (
+    ShapeError,
     check_contiguous,
     check_dtype,
     check_range,
@@ -199,21 +200,16 @@ def check_topk(
     """Raise the named error of `errors` that fits if an argument of `topk` breaks its contract."""
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
-    check_rows("logits", logits)
     num_rows, max_len = logits.shape
     check_range("query_len", query_len, 1, MAX_QUERY_LEN, "query rows of one request")
     check_range("k", k, 1, MAX_K, "selected positions of one row")
     check_range("max_len", max_len, 1, MAX_LEN, "positions are int32")
+    check_rows("logits", logits)
+    if num_rows % query_len:
+        raise ShapeError(f"logits has {num_rows} rows; it must have a multiple of query_len {query_len}")
     check_dtype("lengths", lengths, torch.int32)
     check_contiguous("lengths", lengths)
     check_shape("lengths", lengths, (num_rows // query_len,))
-    check_range(
-        "rows of logits",
-        num_rows % query_len,
-        0,
-        0,
-        f"{num_rows} rows must be a multiple of query_len {query_len}",
-    )
     for name, tensor, shape in (("indices", indices, (num_rows, k)), ("counts", counts, (num_rows,))):
         check_dtype(name, tensor, torch.int32)
         check_shape(name, tensor, shape)

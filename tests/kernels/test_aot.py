@@ -30,6 +30,7 @@ MEASURED: dict[str, Any] = {
     "spill_instructions": 0,
     "shared_bytes": 1000,
     "async_copy_128": 4,
+    "narrow_loads": 0,
 }
 
 
@@ -46,6 +47,7 @@ def test_figures_within_every_limit_break_none() -> None:
         ({"spill_instructions": 2}, {"HGMMA": 1}, "spill_instructions 2 > 0"),
         ({"shared_bytes": 2000}, {"HGMMA": 1}, "shared_bytes 2000 > 1000"),
         ({"async_copy_128": 0}, {"HGMMA": 1}, "async_copy_128 0 < 4"),
+        ({"narrow_loads": 216}, {"HGMMA": 1}, "narrow_loads 216 > 0"),
         ({}, {"HMMA": 9}, "no HGMMA instruction (found {'HMMA': 9})"),
     ],
 )
@@ -77,7 +79,7 @@ def test_every_configuration_says_why_and_records_figures_within_its_limits(modu
     for config in configs.configs_of(module):
         assert len(config.why) > 10, config
         absent = {"stack_bytes": 0, "spill_instructions": 0, "shared_bytes": 0, "tensor_core": {}}
-        measured = absent | {"async_copy_128": 0} | dict(config.measured)
+        measured = absent | {"async_copy_128": 0, "narrow_loads": 0} | dict(config.measured)
         assert measured["stack_bytes"] == measured["spill_instructions"] == 0, config
         assert aot.violations_of(config.limits, measured, measured["tensor_core"]) == ()
 

@@ -65,6 +65,18 @@ def test_every_layer_of_every_missed_row_arrives_and_nothing_else_changes(
     assert torch.equal(pool, want)
 
 
+def test_pools_of_any_contiguous_shape_are_taken_as_bytes() -> None:
+    layout = PageLayout.of_groups(656, (2,))
+    host, pool = noise(4, layout.host_block_bytes), noise(4, layout.block_bytes, seed=2)
+    plan = lists(scattered_misses(layout, 4, 4, 9, seed=6), 9)
+    want = pool.clone()
+    gather_rows(host, want, *plan, layout, group=0, num_programs=1)
+    for shape in ((-1, 1), (-1, 656), (4, -1, 2)):
+        got = pool.clone()
+        gather_rows(host.view(shape), got.view(shape), *plan, layout, group=0, num_programs=1)
+        assert torch.equal(got, want), shape
+
+
 @pytest.mark.parametrize("count", [0, 1, 64])
 def test_the_device_count_bounds_the_list(count: int) -> None:
     layout = PageLayout.of_groups(656, (2,))
@@ -86,6 +98,16 @@ def test_a_count_past_the_list_reads_no_entry_that_is_not_there() -> None:
     host_rows, hot_rows, num_misses = lists(misses, 2)
     gather_rows(host, pool, host_rows, hot_rows, num_misses + 1000, layout, group=0, num_programs=1)
     assert torch.equal(pool, want)
+
+
+def test_an_entry_with_a_negative_row_is_skipped() -> None:
+    layout = PageLayout.of_groups(128, (1,))
+    host, memory = noise(2, layout.host_block_bytes), noise(4, layout.block_bytes, seed=2)
+    misses = [(3, 5), (-1, 6), (4, -1), (70, 66)]
+    want = memory.clone()
+    gather_rows_reference(host, want[2:], [misses[0], misses[3]], layout, 0)
+    gather_rows(host, memory[2:], *lists(misses, 4), layout, group=0, num_programs=1)
+    assert torch.equal(memory, want)  # the blocks before the pool, too
 
 
 def test_a_leader_and_its_followers_fetch_their_own_rows_with_one_plan() -> None:
@@ -197,6 +219,10 @@ LAYOUT = PageLayout.of_groups(128, (1, 2))
         ({"num_misses": torch.zeros(1, dtype=torch.int32, device="meta")}, DeviceError, "meta"),
         ({"host": 0}, RangeError, "host address is 0"),
         ({"host": 24}, StrideError, "0x18"),
+        ({"host": 2**70}, RangeError, "2.63 - 1"),
+        ({"host": None}, DtypeError, "host pool is a NoneType"),
+        ({"pool": [1]}, DtypeError, "list"),
+        ({"num_programs": 2.5}, RangeError, "num_programs is 2.5; it must be a whole number"),
         ({"host": noise(100)}, StrideError, "100 bytes"),
         ({"pool": noise(100)}, StrideError, "100 bytes"),
         ({"pool": noise(2, 2 * LAYOUT.block_bytes)[:, ::2]}, StrideError, "GPU pool"),

@@ -61,6 +61,26 @@ def test_every_row_equals_the_reference_and_padding_rows_become_zero(case: Case,
     assert (out.double() - want).norm().item() <= 1e-5 * max(1e-9, want.norm().item())
 
 
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        (0, 500, 600, 2**31 - 1),
+        (-900, -5, -3, -1),
+        (0, 20, 3, 24),
+        (90, 80, 70, 60),
+        (2**31 - 1,) * 4,
+        (-(2**31),) * 4,
+    ],
+    ids=str,
+)
+def test_offsets_that_are_no_offsets_lead_to_no_write_outside_the_output(offsets: tuple[int, ...]) -> None:
+    inputs = inputs_of(Case("calls", sizes=(5, 17, 2), n=128), fp8=False)
+    memory = torch.full((24 * 128 * 3,), 7.0)
+    inputs["offsets"] = torch.tensor(offsets, dtype=torch.int32)
+    grouped_gemm(**inputs, out=memory[24 * 128 : 2 * 24 * 128].view(24, 128))
+    assert bool((memory[: 24 * 128] == 7).all()) and bool((memory[2 * 24 * 128 :] == 7).all())
+
+
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_a_row_gets_the_same_bits_in_any_batch_under_the_invariant_configuration(fp8: bool) -> None:
     config = invariant_config(fp8, "sm_90")

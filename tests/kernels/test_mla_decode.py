@@ -144,6 +144,9 @@ def small_call(**changes: object) -> None:
         ({"counts": torch.zeros(4, dtype=torch.int32)[::2]}, errors.StrideError, r"counts"),
         ({"lse": torch.empty(2, 16, device="meta")}, errors.DeviceError, r"lse on meta"),
         ({"num_splits": 33}, errors.RangeError, r"num_splits is 33"),
+        ({"num_splits": 2.5}, errors.RangeError, r"num_splits is 2\.5; it must be a whole number"),
+        ({"scale": torch.tensor(0.1)}, errors.RangeError, r"scale is tensor\(0\.1000\)"),
+        ({"scale": float("nan")}, errors.RangeError, r"scale is nan; it must be a finite number"),
         ({"num_splits": 8}, errors.RangeError, r"scratch holds 128"),
     ],
 )

@@ -70,6 +70,36 @@ def test_an_impossible_layout_is_refused(change: dict[str, Any], error: type[Exc
         PageLayout(**(good | change))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((656, ()), RangeError, r"group_layers is \(\)"),
+        ((0, (1,)), RangeError, "row_bytes is 0"),
+        ((656, (1, 0)), RangeError, r"group_layers is \(1, 0\)"),
+    ],
+)
+def test_groups_that_make_no_layout_are_refused(
+    arguments: tuple[int, tuple[int, ...]], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        PageLayout.of_groups(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda pool: pool.view(torch.int16), DtypeError, "int16"),
+        (lambda pool: pool[:, :100], ShapeError, "100"),
+        (lambda pool: pool.T.contiguous().T, StrideError, "contiguous"),
+    ],
+)
+def test_a_pool_that_is_no_bytes_of_blocks_has_no_layer_rows(
+    change: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        LAYOUT.layer_rows(change(noise(2, LAYOUT.block_bytes)), 0)
+
+
 @pytest.mark.parametrize("as_address", [False, True], ids=["tensor", "address"])
 @pytest.mark.parametrize("direction", list(Direction))
 def test_pages_of_all_groups_arrive_and_nothing_else_changes(direction: Direction, as_address: bool) -> None:
@@ -141,6 +171,42 @@ def test_staging_an_unreadable_page_names_it() -> None:
         plan_staging(np.array([[4, -1]], dtype=np.int32), nowhere[:1], [2])
     with pytest.raises(RangeError, match="num_pages is 3"):
         plan_staging(nowhere, nowhere, [0, 3])
+
+
+@pytest.mark.parametrize(
+    ("resident", "host", "num_pages", "error", "words"),
+    [
+        ((1, 2), (2, 2), [1, 1], ShapeError, r"resident_blocks has shape \(1, 2\)"),
+        ((2, 1), (2, 2), [2, 2], ShapeError, r"resident_blocks has shape \(2, 1\)"),
+        ((2, 2), (2, 2), [1], ShapeError, "the 1 requests of num_pages"),
+        ((2,), (2,), [1, 1], ShapeError, r"has shape \(2,\)"),
+    ],
+)
+def test_staging_tables_that_do_not_match_are_refused(
+    resident: tuple[int, ...], host: tuple[int, ...], num_pages: list[int], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        plan_staging(np.zeros(resident, dtype=np.int32), np.zeros(host, dtype=np.int32), num_pages)
+    with pytest.raises(DtypeError, match="float64"):
+        plan_staging(np.zeros(resident), np.zeros(host), num_pages)
+
+
+def test_rows_of_a_selection_that_does_not_fit_are_refused_and_no_pages_give_no_rows() -> None:
+    none = torch.zeros(3, 0, dtype=torch.int32)
+    assert staged_rows(torch.zeros(3, 4, dtype=torch.int32), none).eq(-1).all()
+    with pytest.raises(ShapeError, match=r"staged_pages has shape \(3, 0\)"):
+        staged_rows(torch.zeros(2, 4, dtype=torch.int32), none)
+    with pytest.raises(DtypeError, match="int64"):
+        staged_rows(torch.zeros(3, 4, dtype=torch.int64), none)
+
+
+def test_a_staged_page_that_is_nowhere_becomes_zeros() -> None:
+    memory, pool = noise(4, LAYOUT.host_block_bytes), noise(2, LAYOUT.block_bytes, seed=2)
+    staged = torch.full((8, 656), 0x5A, dtype=torch.uint8)
+    stage_pages(memory[2:], pool, i32(-1, 1), i32(-1, -1), staged, LAYOUT, group=0, layer_in_group=0)
+    assert staged[:4].eq(0).all() and torch.equal(
+        staged[4:], LAYOUT.layer_rows(pool, 0)[LAYOUT.rows_per_block :][:4]
+    )
 
 
 @pytest.mark.parametrize("config", [None, SMALL_STAGE], ids=["shipped", "page-of-two-tiles-and-a-half"])

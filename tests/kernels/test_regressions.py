@@ -426,6 +426,50 @@ def test_grids_sizes_and_addresses_are_the_same_whatever_the_values_are(
     assert launches == first
 
 
+def test_the_number_of_rows_is_no_compile_time_constant_of_any_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch or chunk of another size must not compile again: constants stay, and an integer that changes is
+    not specialised (1 and multiples of 16 would be)."""
+    seen: list[tuple[Any, ...]] = []
+
+    def record(self: Any, *arguments: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+        seen.append((self, arguments, constants))
+
+    monkeypatch.setattr(stock_interpreter.InterpretedFunction, "run", record)
+    weight = torch.zeros(3, 128, 256).bfloat16()
+    pool, scratch = torch.zeros(50, 576).bfloat16(), DecodeScratch.create(64, 8, 4, "cpu")
+
+    def run(rows: int) -> None:
+        ints = torch.zeros(rows, dtype=torch.int32)
+        x, out = torch.zeros(rows, 256).bfloat16(), torch.empty(rows, 128)
+        grouped_gemm(x, weight, torch.zeros(4, dtype=torch.int32), out)
+        write_rows(torch.zeros(rows, 512), torch.zeros(rows, 64), ints, pool)
+        read_rows(pool, ints, torch.empty(rows, 576).bfloat16())
+        pages = torch.zeros(9, 64 * 132, dtype=torch.uint8)
+        write_index_keys(torch.zeros(rows, 128), ints, pages, page_size=64, key_format=KeyFormat.E4M3)
+        q, slots = torch.zeros(rows, 8, 576).bfloat16(), torch.zeros(rows, 64, dtype=torch.int32)
+        out, lse = torch.empty(rows, 8, 512), torch.empty(rows, 8)
+        sparse_mla_prefill(q, pool, slots, ints, scale=0.1, out=out, lse=lse)
+        sparse_mla_decode(q, pool, slots, ints, scale=0.1, out=out, lse=lse, scratch=scratch, num_splits=4)
+        host = torch.zeros(3, LAYOUT.host_block_bytes, dtype=torch.uint8)
+        blocks = torch.zeros(3, LAYOUT.block_bytes, dtype=torch.uint8)
+        staged = torch.zeros(rows * LAYOUT.page_rows, 1152, dtype=torch.uint8)
+        stage_pages(host, blocks, ints, ints, staged, LAYOUT, group=0, layer_in_group=1)
+
+    for rows in (16, 1, 37):
+        run(rows)
+    launches = len(seen) // 3
+    for first, *others in zip(*(seen[i * launches : (i + 1) * launches] for i in range(3)), strict=True):
+        kernel, arguments, constants = first
+        unspecialised = kernel.kwargs["do_not_specialize"] or ()
+        for other_kernel, other_arguments, other_constants in others:
+            assert other_kernel is kernel and other_constants == constants, kernel.fn.__name__
+            for name, one, other in zip(kernel.arg_names, arguments, other_arguments, strict=False):
+                if isinstance(one, int) and one != other:
+                    assert name in unspecialised, f"{name} of {kernel.fn.__name__}"
+
+
 GUARD = 64
 
 

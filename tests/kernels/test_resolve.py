@@ -180,6 +180,15 @@ def test_a_request_without_a_lease_reads_nothing_from_the_host() -> None:
     assert plan.stats.tolist() == [[1, 0, 0, 2]]
 
 
+def test_a_slot_of_a_hot_page_that_is_not_leased_gives_no_row_and_no_target() -> None:
+    server = Server()
+    server.resolve([0, 1, 2, 3])
+    server.tables.hot_blocks[0, 1] = -1  # slots 4 to 7
+    plan = server.resolve([4, 0, 5])
+    assert plan.rows.tolist() == [[-1, 60 * 8, -1, -1]]
+    assert server.misses() == [(7 * 4, -1), (7 * 4 + 1, -1)]  # which the gather skips
+
+
 def test_a_page_without_a_complete_host_copy_is_never_fetched() -> None:
     server = Server()
     server.tables.host_blocks[0, 1] = -1  # mirrored later: the ledger has not published it

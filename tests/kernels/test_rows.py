@@ -76,6 +76,14 @@ def test_fp8_rows_lose_at_most_one_part_in_sixteen_of_a_tiles_largest_value() ->
     assert torch.equal(back[:, 512:], rope.bfloat16().double())
 
 
+def test_bytes_that_are_no_rows_are_refused() -> None:
+    memory = torch.zeros(4 * 1152 + 16, dtype=torch.uint8)
+    with pytest.raises(errors.StrideError, match="rows start 2 bytes into their storage"):
+        RowFormat.BF16.rows_of(memory[2 : 2 + 4 * 1152].view(4, 1152))
+    with pytest.raises(errors.StrideError, match="must be contiguous"):
+        RowFormat.BF16.rows_of(torch.zeros(4, 2304, dtype=torch.uint8)[:, ::2])
+
+
 def test_invalid_calls_name_the_value() -> None:
     latent, rope = tokens_of(4, 6)
     slots = torch.arange(4).int()

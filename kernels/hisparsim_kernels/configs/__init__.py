@@ -21,6 +21,7 @@
     async_copy_128 = 1                    # at least this many; default 0
     stack_bytes = 0                       # default 0
     spill_instructions = 0                # default 0
+    narrow_loads = 0                      # loads of 1 or 2 bytes; default 0
 
 An architecture without a file of its own for a module uses sm_90's.
 """
@@ -51,7 +52,7 @@ class ResourceLimits:
 
     `tensor_core` names an instruction that must appear (None: none is required); `async_copy_128` is the
     least number of 16-byte asynchronous copies from global to shared memory (LDGSTS...128 in the
-    disassembly).
+    disassembly), `narrow_loads` the most loads of 1 or 2 bytes: more of them mean that an alignment was lost.
     """
 
     registers: int = MAX_REGISTERS
@@ -60,6 +61,7 @@ class ResourceLimits:
     shared_bytes: int = HOPPER_SHARED_BYTES
     tensor_core: str | None = None
     async_copy_128: int = 0
+    narrow_loads: int = 0
 
     def __post_init__(self) -> None:
         if self.tensor_core is not None and self.tensor_core not in TENSOR_CORE_INSTRUCTIONS:

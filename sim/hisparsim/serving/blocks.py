@@ -53,7 +53,8 @@ class BlockPool:
         self._where = np.full(num_blocks, -1, np.int64)  # position in the queue, -1 = not queued
         self._head = 3 * num_blocks
         self._tail = self._head
-        self._by_key: dict[int, list[int]] = {}
+        self._first: dict[int, int] = {}  # key -> block cached longest under it
+        self._further: dict[int, list[int]] = {}  # key -> blocks cached under it later
         self.num_free = 0
         self.num_watched_free = 0
         self._append(np.arange(1, num_blocks, dtype=np.int32))
@@ -150,9 +151,10 @@ class BlockPool:
                 self.num_watched_free -= len(reused)
                 if self.on_reuse is not None:
                     self.on_reuse(reused)
-        if self._by_key:
-            for block in blocks[self.key[blocks] != NO_KEY].tolist():
-                self._forget(block)
+        if self._first:
+            keyed = blocks[self.key[blocks] != NO_KEY]
+            if len(keyed):
+                self._forget(keyed)
         self.ref[blocks] = 1
         return blocks
 
@@ -196,43 +198,45 @@ class BlockPool:
     # -- the prefix index -------------------------------------------------------------------------
 
     def cache(self, blocks: IntArray, keys: NDArray[np.int64]) -> None:
-        """Make each held block findable under its key."""
-        by_key = self._by_key
+        """Make each held block findable under its key, in place of the one it had."""
+        had = self.key[blocks]
+        if np.any(had != NO_KEY):
+            changed = had != keys
+            blocks, keys, had = blocks[changed], keys[changed], had[changed]
+            self._forget(blocks[had != NO_KEY])
+        self.key[blocks] = keys
+        first = self._first
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
-            if self.key[block] == key:
-                continue
-            if self.key[block] != NO_KEY:
-                self._forget(block)
-            self.key[block] = key
-            found = by_key.get(key)
-            if found is None:
-                by_key[key] = [block]
-            else:
-                found.append(block)
+            if first.setdefault(key, block) != block:
+                self._further.setdefault(key, []).append(block)
 
-    def _forget(self, block: int) -> None:
-        key = int(self.key[block])
-        found = self._by_key[key]
-        if len(found) == 1:
-            del self._by_key[key]
-        else:
-            found.remove(block)
-        self.key[block] = NO_KEY
+    def _forget(self, blocks: IntArray) -> None:
+        first, further = self._first, self._further
+        keys = self.key[blocks].tolist()
+        self.key[blocks] = NO_KEY
+        if not further:
+            for key in keys:
+                del first[key]
+            return
+        for block, key in zip(blocks.tolist(), keys, strict=True):
+            others = further.get(key)
+            if others is None:
+                del first[key]
+                continue
+            if first[key] == block:
+                first[key] = others.pop(0)
+            else:
+                others.remove(block)
+            if not others:
+                del further[key]
 
     def find(self, key: int) -> int | None:
         """The block cached longest under a key, or None. Changes nothing."""
-        found = self._by_key.get(key)
-        return found[0] if found is not None else None
+        return self._first.get(key)
 
     def find_prefix(self, keys: list[int]) -> list[int]:
         """Blocks of the longest leading run of keys that are all cached. Changes nothing."""
-        by_key, blocks = self._by_key, []
-        for key in keys:
-            found = by_key.get(key)
-            if found is None:
-                break
-            blocks.append(found[0])
-        return blocks
+        return list(iter(map(self._first.get, keys).__next__, None))  # type: ignore[arg-type]
 
     def num_free_among(self, blocks: IntArray) -> int:
         """How many of the blocks have no holder. Changes nothing."""
@@ -260,6 +264,8 @@ class BlockPool:
                 f"{self.name}: {watched_free} watched free blocks, {self.num_watched_free} counted"
             )
         keyed = np.nonzero(self.key != NO_KEY)[0]
-        indexed = sum(len(blocks) for blocks in self._by_key.values())
-        if len(keyed) != indexed or any(int(b) not in self._by_key[int(self.key[b])] for b in keyed):
-            raise LawBroken(f"{self.name}: {len(keyed)} blocks carry a key, {indexed} are indexed")
+        indexed = {(key, block) for key, block in self._first.items()}
+        indexed |= {(key, block) for key, blocks in self._further.items() for block in blocks}
+        carried = set(zip(self.key[keyed].tolist(), keyed.tolist(), strict=True))
+        if indexed != carried:
+            raise LawBroken(f"{self.name}: {len(carried)} blocks carry a key, {len(indexed)} are indexed")

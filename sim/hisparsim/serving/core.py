@@ -47,7 +47,7 @@ class ServingCore:
         )
         self._maker = PlanMaker(limits, policy, self._steady, self._waiting.prefilling, self._news)
         self._ends_steps = type(policy).end_step is not ResidencyPolicy.end_step
-        self._memory_moved = False  # since the last plan, by transfers or late frees
+        self._memory_moved = False  # since the last plan, by transfers, departures or late frees
 
     # -- requests come and go ---------------------------------------------------------------------
 
@@ -220,7 +220,6 @@ class ServingCore:
         if result.finished:
             gone = {request.request_id for request in result.finished}
             self.running[:] = [request for request in self.running if request.request_id not in gone]
-            self._waiting.drop(gone)
         self.discarded_tokens += result.surplus_tokens
         return result
 
@@ -251,6 +250,8 @@ class ServingCore:
         result.listed.append((request, kept))
         if stops:
             result.finished.append(request)
+            if request.status is not Status.RUNNING:
+                self.waiting.remove(request)  # preempted while its last token was under way
             self._retire(request, Status.FINISHED)
 
     def _retire(self, request: Request, status: Status) -> None:
@@ -262,6 +263,7 @@ class ServingCore:
         elif request.ledger is not None:
             self._departures.leave(request, finished=status is Status.FINISHED)
         self.num_finished += status is Status.FINISHED
+        self._memory_moved = True
         self._news.append(Finish(request.request_id, request.output_tokens, status is Status.CANCELLED))
 
     def settle(self) -> None:
@@ -283,7 +285,9 @@ class ServingCore:
             return 0
         if self.waiting and self._memory_moved:
             return 0  # the head may get in now
-        if len(self._plans) != 1 or self._departures.late or self._news:
+        if len(self._plans) != 1 or self._departures.late:
+            return 0
+        if self._news and not all(isinstance(action, Finish) for action in self._news):
             return 0
         if self.policy.actions or self.policy.looks_at_all():
             return 0
@@ -292,7 +296,7 @@ class ServingCore:
         planned = steady.planned
         rounds = min(request.wake for request in self.running) - planned - 1
         if self.policy.grows_quietly:
-            ends = min(r.end_tokens - 2 - r.computed + r.base_planned for r in self.running) - planned
+            ends = min(steady.end(r) - r.computed + r.base_planned for r in self.running) - planned
             page = self.limits.page_tokens
             pages = self.policy.pool.num_free // len(self.running) - 1
             rounds = max(rounds, min(ends, pages * page))
@@ -300,6 +304,8 @@ class ServingCore:
 
     def advance(self, rounds: int) -> list[tuple[int, Census]]:
         """Make so many plans and bring as many back, all as :meth:`quiet_steps` promised.
+
+        Nobody sees these plans: what they would tell of pages taken and requests gone is dropped.
 
         Returns:
             The rounds (from 1) whose plans took pages, and the counts right after each.
@@ -316,6 +322,8 @@ class ServingCore:
             self._maker.skip(1)
             changes.append((sequence - first, self.policy.census(running)))
         self._maker.skip(last - steady.planned)
+        self._news.clear()
+        self.policy.actions.clear()
         return changes
 
     # -- laws -------------------------------------------------------------------------------------

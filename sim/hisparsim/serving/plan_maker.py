@@ -10,7 +10,7 @@ from hisparsim.serving.plan import Action, DecodeBatch, PrefillChunk, StepPlan, 
 from hisparsim.serving.policy import ResidencyPolicy
 from hisparsim.serving.progress import StepNotes
 from hisparsim.serving.request import Request
-from hisparsim.serving.steady import PlanInFlight, SteadyDecodes, quiet_until
+from hisparsim.serving.steady import PlanInFlight, SteadyDecodes
 
 
 class PlanMaker:
@@ -93,7 +93,7 @@ class PlanMaker:
             contexts = np.concatenate([contexts, np.array(listed_contexts, np.int64)])
         decodes = self._decode_batch(decode_ids, contexts, (*implied, *listed))
         for request in joining:
-            quiet = quiet_until(self._policy, request)
+            quiet = steady.quiet_until(self._policy, request)
             if request.computed + 1 < quiet:
                 steady.join(request, steady.planned + 1 + quiet - request.computed)
         return StepPlan(

@@ -12,7 +12,7 @@ from hisparsim.serving.plan import Action, Preempt
 from hisparsim.serving.policy import ResidencyPolicy
 from hisparsim.serving.progress import StepNotes, Wedged
 from hisparsim.serving.request import Request, Status
-from hisparsim.serving.steady import SteadyDecodes, quiet_until
+from hisparsim.serving.steady import SteadyDecodes
 from hisparsim.serving.waiting import WaitingQueue
 
 MAX_TIMES_GIVEN_UP = 3
@@ -129,15 +129,15 @@ class RunningQueue:
         """
         steady, sequence = self._steady, self._steady.planned + 1
         steady.settle(request)
-        quiet = quiet_until(self._policy, request)
+        quiet = steady.quiet_until(self._policy, request)
         if request.computed >= quiet:
-            if request.computed >= request.end_tokens - 2 or request.ledger.paused:  # type: ignore[union-attr]
+            if request.computed >= steady.end(request) or request.ledger.paused:  # type: ignore[union-attr]
                 return False
             if self._needs_memory(request, 1) and not self._policy.extend(request, 1):
                 return None
             self._seal(request, min(request.computed + 1, request.known))
             woken.append(request)
-            quiet = quiet_until(self._policy, request)
+            quiet = steady.quiet_until(self._policy, request)
         request.wake = max(sequence + quiet - request.computed, sequence + 1)
         return True
 

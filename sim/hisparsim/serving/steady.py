@@ -50,6 +50,7 @@ class SteadyDecodes:
         self.completed = 0
         """Of those, how many have come back."""
         self._asynchronous = asynchronous
+        self._unlisted_tokens = 1 if asynchronous else 2
         self._members: dict[int, Request] = {}
         self._left: list[Request] = []
         self._snapshot: tuple[Request, ...] | None = ()
@@ -83,6 +84,18 @@ class SteadyDecodes:
             self._snapshot = members
             self._ids = tuple([request.request_id for request in members])
             self._offsets = np.array([r.computed - r.base_planned for r in members], np.int64)
+
+    def end(self, request: Request) -> int:
+        """Query: computed tokens at which a steady request has to be listed because it ends.
+
+        Its last token is one that is never computed. With two plans in flight it is listed when all is
+        planned; else in its last plan, so that it leaves when that one comes back.
+        """
+        return request.end_tokens - self._unlisted_tokens
+
+    def quiet_until(self, policy: ResidencyPolicy, request: Request) -> int:
+        """Query: computed tokens below which a steady request needs nothing and cannot finish."""
+        return min(policy.quiet_until(request), self.end(request))
 
     def join(self, request: Request, wake: int) -> None:
         """Change: from the next plan on the request is implied until ``wake``."""
@@ -151,8 +164,3 @@ class SteadyDecodes:
         for plan in self.plans:
             plan.plan_id += rounds
             plan.sequence += rounds
-
-
-def quiet_until(policy: ResidencyPolicy, request: Request) -> int:
-    """Query: computed tokens below which a steady request needs nothing and cannot finish."""
-    return min(policy.quiet_until(request), request.end_tokens - 2)

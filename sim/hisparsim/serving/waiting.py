@@ -55,12 +55,6 @@ class WaitingQueue:
         self._loaded.discard(request.request_id)
         return still_loading
 
-    def drop(self, gone: set[int]) -> None:
-        """Change: requests that finished while they waited stand here no more."""
-        if any(request.status is Status.PREEMPTED for request in self.requests):
-            for request in [request for request in self.requests if request.request_id in gone]:
-                self.requests.remove(request)
-
     # -- admission --------------------------------------------------------------------------------
 
     def admit(self, chosen: list[Request], counts: list[int], budget: int, notes: StepNotes) -> None:
