@@ -102,6 +102,9 @@ def check_rows(name: str, tensor: torch.Tensor, multiple_elements: int = 16) -> 
 def check_same_device(**tensors: torch.Tensor | None) -> torch.device:
     """Return the one device of all given tensors; raise `DeviceError` if they differ, or if it is a CPU and
     Triton does not interpret."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_tensor(name, tensor)
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if len(set(devices.values())) > 1:
         listing = ", ".join(f"{name} on {device}" for name, device in devices.items())

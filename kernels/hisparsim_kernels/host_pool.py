@@ -6,7 +6,14 @@ import numbers
 
 import torch
 
-from hisparsim_kernels.errors import DeviceError, RangeError, StrideError, check_contiguous, check_tensor
+from hisparsim_kernels.errors import (
+    DeviceError,
+    DtypeError,
+    RangeError,
+    StrideError,
+    check_contiguous,
+    check_tensor,
+)
 from hisparsim_kernels.page_layout import CHUNK_BYTES, PageLayout
 
 MAX_ADDRESS = 2**63 - 1
@@ -16,24 +23,31 @@ kernels run on a GPU; or an address that the device can read under unified addre
 confidential computing)."""
 
 
+def _address(host: object) -> int:
+    if not isinstance(host, numbers.Integral):
+        raise DtypeError(
+            f"host pool is a {type(host).__name__}; it must be a torch tensor or an int64 address"
+        )
+    address = int(host)
+    if not 0 < address <= MAX_ADDRESS:
+        raise RangeError(
+            f"host address is {address}; it must be the address of the mapped host pool, in [1, 2^63 - 1]"
+        )
+    if address % CHUNK_BYTES:
+        raise StrideError(
+            f"host address {address:#x} is not {CHUNK_BYTES}-byte aligned; rows are read 16 bytes at a time"
+        )
+    return address
+
+
 def host_argument(host: HostPool, pool: torch.Tensor, layout: PageLayout) -> torch.Tensor | int:
     """What a kernel takes for `host`: int32 words or the address itself.
 
     Raises `DeviceError` for a pageable tensor beside a CUDA pool or one on a device of its own,
     `StrideError` for one that is not contiguous, not 16-byte aligned or not whole blocks, `RangeError` for an
     address that is no address, `DtypeError` for anything else."""
-    if isinstance(host, numbers.Integral):
-        host = int(host)
-        if not 0 < host <= MAX_ADDRESS:
-            raise RangeError(
-                f"host address is {host}; it must be the address of the mapped host pool, in [1, 2^63 - 1]"
-            )
-        if host % CHUNK_BYTES:
-            raise StrideError(
-                f"host address {host:#x} is not {CHUNK_BYTES}-byte aligned; rows are read 16 bytes at a time"
-            )
-        return host
-    check_tensor("host pool", host)
+    if not isinstance(host, torch.Tensor):
+        return _address(host)
     check_contiguous("host pool", host)
     num_bytes = host.numel() * host.element_size()
     if num_bytes == 0 or num_bytes % layout.host_block_bytes:

@@ -106,6 +106,8 @@ class HotStates:
     def allocate(num_groups: int, num_requests: int, hot_rows: int, device: torch.device | str) -> HotStates:
         """Empty states: 10 bytes a slot. Raises `RangeError` if a slot id does not fit into int16."""
         check_range("hot_rows", hot_rows, 1, MAX_HOT_ROWS, "slot ids are int16")
+        check_range("num_groups", num_groups, 1, 65535, "index groups of the model")
+        check_range("num_requests", num_requests, 1, 2**31 - 1, "request slots")
         shape = (num_groups, num_requests, hot_rows)
         order = torch.arange(hot_rows, dtype=torch.int32, device=device).to(torch.int16)
         return HotStates(

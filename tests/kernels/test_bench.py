@@ -30,7 +30,9 @@ def test_every_kernel_module_has_cases_and_one_small_enough_for_a_cpu() -> None:
 SMALL = [
     case
     for case in registry.bench_cases()
-    if case.tiny and case.kernel in ("write_rows", "mirror_rows", "grouped_gemm", "mla_decode")
+    if case.tiny
+    and case.kernel
+    in ("write_rows", "read_rows", "write_index_keys", "mirror_rows", "grouped_gemm", "mla_decode")
 ]
 
 
@@ -86,7 +88,7 @@ def test_the_command_prints_rows_as_json(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
     assert done.exit_code == 0
     rows = json.loads(done.stdout)
-    assert {row["kernel"] for row in rows} == {"write_rows"} and out.is_file()
+    assert {row["kernel"] for row in rows} == {"write_rows", "read_rows"} and out.is_file()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")

@@ -71,7 +71,7 @@ def test_pools_of_any_contiguous_shape_are_taken_as_bytes() -> None:
     plan = lists(scattered_misses(layout, 4, 4, 9, seed=6), 9)
     want = pool.clone()
     gather_rows(host, want, *plan, layout, group=0, num_programs=1)
-    for shape in ((-1, 1), (-1, 656), (4, -1, 2)):
+    for shape in ((-1, 1), (-1, 64), (4, -1, 2)):
         got = pool.clone()
         gather_rows(host.view(shape), got.view(shape), *plan, layout, group=0, num_programs=1)
         assert torch.equal(got, want), shape
@@ -220,7 +220,7 @@ LAYOUT = PageLayout.of_groups(128, (1, 2))
         ({"host": 0}, RangeError, "host address is 0"),
         ({"host": 24}, StrideError, "0x18"),
         ({"host": 2**70}, RangeError, "2.63 - 1"),
-        ({"host": None}, DtypeError, "host pool is a NoneType"),
+        ({"host": None}, DtypeError, "host pool is a NoneType; it must be"),
         ({"pool": [1]}, DtypeError, "list"),
         ({"num_programs": 2.5}, RangeError, "num_programs is 2.5; it must be a whole number"),
         ({"host": noise(100)}, StrideError, "100 bytes"),

@@ -1,10 +1,11 @@
-"""Indexer logits: requests by context, 32 heads (GLM-5.2) and 64 (DeepSeek-V3.2), with and without drafts."""
+"""Indexer logits: requests by context, 32 heads (GLM-5.2) and 64 (DeepSeek-V3.2), with and without drafts;
+writes of new keys."""
 
 from __future__ import annotations
 
 import torch
 
-from hisparsim_kernels.indexer import KeyFormat, indexer_logits
+from hisparsim_kernels.indexer import KeyFormat, indexer_logits, write_index_keys
 from hisparsim_kernels.registry import BenchCase, BenchRun, Roof
 
 PAGE = 64
@@ -42,6 +43,32 @@ def prepare(
     )
 
 
+def prepare_write(device: torch.device, key_format: KeyFormat, tokens: int) -> BenchRun:
+    """New keys into scattered places of pages."""
+    from hisparsim_kernels.references.indexer import write_keys as reference
+
+    generator = torch.Generator(device=device).manual_seed(3)
+    num_pages = -(-4 * tokens // PAGE)
+    pages = torch.zeros(num_pages, PAGE * key_format.token_bytes, dtype=torch.uint8, device=device)
+    keys = torch.randn(tokens, 128, generator=generator, device=device).bfloat16()
+    slots = torch.randperm(num_pages * PAGE, generator=generator, device=device)[:tokens].int()
+    return BenchRun(
+        run=lambda: write_index_keys(keys, slots, pages, page_size=PAGE, key_format=key_format),
+        reference=lambda: reference(keys, slots, pages, PAGE, key_format),
+        moved_bytes=tokens * (256 + key_format.token_bytes),
+    )
+
+
+def _write_case(key_format: KeyFormat, tokens: int) -> BenchCase:
+    return BenchCase(
+        "write_index_keys",
+        f"{key_format.value} {tokens} tokens",
+        Roof.HBM,
+        lambda device: prepare_write(device, key_format, tokens),
+        tiny=tokens <= 256,
+    )
+
+
 def _case(key_format: KeyFormat, requests: int, context: int, heads: int, query_len: int) -> BenchCase:
     drafts = f" mtp{query_len - 1}" if query_len > 1 else ""
     return BenchCase(
@@ -65,4 +92,4 @@ BENCH_CASES = tuple(
         (32, 131072, 64, 1),
         (1, 1048576, 32, 1),
     )
-)
+) + tuple(_write_case(key_format, tokens) for key_format in KeyFormat for tokens in (256, 32768))
