@@ -46,9 +46,9 @@ def measure_links(executor: Executor, device: Device) -> LinkSamples:
     pools = executor.pools
     layout = pools.geometry.layout
     pages = max(min(PAGES, pools.num_blocks - 1, pools.host.shape[0] - 1), 1)
-    numbers = 1 + np.arange(pages, dtype=np.int32) % max(pools.num_blocks - 1, 1)
+    numbers = 1 + np.arange(pages, dtype=np.int64) % max(pools.num_blocks - 1, 1)
     blocks = np.repeat(numbers[:, None], len(layout.group_layers), axis=1)
-    host_blocks = np.arange(pages, dtype=np.int32) + np.int32(min(1, pools.host.shape[0] - 1))
+    host_blocks = np.arange(pages, dtype=np.int64) + np.int64(min(1, pools.host.shape[0] - 1))
     engine = CopyEngine(device, inline=False)
     try:
         rates: dict[str, list[float]] = {}

@@ -147,7 +147,7 @@ class Executor:
             if isinstance(action, Load):
                 self._load(action)
             elif isinstance(action, Restore):
-                blocks, host = action.resident_blocks[None], np.array([action.host_block], np.int32)
+                blocks, host = action.resident_blocks[None], np.array([action.host_block], np.int64)
                 self._moved_h2d += self.pools.copy_to_gpu(blocks, host)
         self.clock.mark(Term.LAUNCH)
 

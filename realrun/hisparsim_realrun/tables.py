@@ -103,10 +103,10 @@ class BlockTables:
         table = RequestTable(
             request_id,
             self._free_slots.pop(),
-            np.zeros(pages, np.int32),
-            np.zeros(pages, np.int32),
-            np.zeros((pages, self.num_groups), np.int32),
-            np.zeros((self.num_groups, 0), np.int32),
+            np.zeros(pages, np.int64),
+            np.zeros(pages, np.int64),
+            np.zeros((pages, self.num_groups), np.int64),
+            np.zeros((self.num_groups, 0), np.int64),
         )
         if prefix is not None:
             count = len(prefix.index_blocks)
@@ -166,7 +166,7 @@ class AdmissionTap:
         setattr(policy, method, admit)
 
     def _note(self, request_id: int, blocks: tuple[IntArray, ...]) -> None:
-        none: NDArray[np.int32] = np.empty(0, np.int32)
+        none: NDArray[np.int64] = np.empty(0, np.int64)
         if not blocks:
             self._noted[request_id] = PrefixBlocks(none, none)
         elif self._packed:

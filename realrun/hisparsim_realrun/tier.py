@@ -43,4 +43,4 @@ class PrefixTier:
             if not found:
                 raise RunDied(f"the offload tier is asked for page key {key}, which it does not hold")
             blocks.append(found[0])
-        return np.array(blocks, np.int32)
+        return np.array(blocks, np.int64)

@@ -38,7 +38,7 @@ class Placer:
 
     def _take(self, *shape: int) -> np.ndarray:
         count = int(np.prod(shape))
-        return np.array([self.free.pop() for _ in range(count)], np.int32).reshape(shape)
+        return np.array([self.free.pop() for _ in range(count)], np.int64).reshape(shape)
 
     def work(self, recorded: StepWork) -> StepWork:
         actions: list[Action] = []
@@ -53,7 +53,7 @@ class Placer:
         pages = 6
         resident = self._take(pages, self.groups)
         self.held[request_id] = {page: resident[page] for page in range(pages)}
-        self.host[request_id] = np.array([self.free_host.pop() for _ in range(pages)], np.int32)
+        self.host[request_id] = np.array([self.free_host.pop() for _ in range(pages)], np.int64)
         return [
             Admit(request_id, 0, 0, False),
             Allocate(request_id, 0, self._take(pages), resident, self.host[request_id]),
@@ -72,13 +72,13 @@ class Placer:
                 self.free[:0] = blocks.tolist()
                 for block in blocks.tolist():  # what was there is gone: nobody may read it any more
                     self.executor.pools.gpu[block] = 0xFF
-                actions.append(Lose(request_id, np.array([page], np.int32)))
+                actions.append(Lose(request_id, np.array([page], np.int64)))
                 self.transitions["lose"] += 1
             else:
                 held[page] = self._take(self.groups)
                 host = int(self.host[request_id][page])
                 actions.append(Restore(0, request_id, page, host, held[page], 1))
-                actions.append(Adopt(request_id, np.array([page], np.int32), held[page][None]))
+                actions.append(Adopt(request_id, np.array([page], np.int64), held[page][None]))
                 self.transitions["restore"] += 1
         if self.random.random() < self.restless / 3:
             actions.append(LeaseHot(request_id, self._take(self.groups, 2)))
@@ -121,7 +121,7 @@ def test_a_page_that_is_nowhere_to_be_read_ends_the_run(bench, closed_loop):
     placer = Placer(executor, 0, 0.0)
     works = [placer.work(work) for work in recorded.log.works]
     lost = works[5]
-    table_entry = Lose(1, np.array([0], np.int32))
+    table_entry = Lose(1, np.array([0], np.int64))
     works[5] = replace(lost, plan=replace(lost.plan, actions=(*lost.plan.actions, table_entry)))
     executor.run(works[0])
     executor.residency.tables[1].host[0] = 0

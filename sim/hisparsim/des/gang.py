@@ -9,7 +9,7 @@ Stretches of quiet steps (decodes that only lengthen contexts) are priced at onc
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from hisparsim.serving.plan import Admit, Load, Outcome, Restore, StepPlan, Writ
 
 TERMS = tuple(Term)
 STEP_TABLE_COLUMNS = (*BASE_COLUMNS, *(f"cost_{term.value}_ns" for term in TERMS))
+TERM_COLUMN: dict[str, int] = {term: column for column, term in enumerate(TERMS, len(BASE_COLUMNS))}
 MIN_STRETCH = 3
 """Fewer quiet steps than this cost less one by one."""
 MAX_STRETCH = 4096
@@ -42,6 +43,8 @@ class Gang:
         self.steps = StepTable(STEP_TABLE_COLUMNS)
         self.num_events = 0
         """SimPy events that steps took."""
+        self._decode_ns = 1
+        """What the last quiet step took."""
         self._stretches = len(replicas) == 1 and not (world.check or world.step_by_step)
 
     def serve(self) -> Generator[simpy.Event, Any, None]:
@@ -159,14 +162,16 @@ class Gang:
         if plan.prefills or any(isinstance(action, WriteBack | Load | Restore) for action in plan.actions):
             return 0
         count = min(core.quiet_steps(), replica.desk.quiet_plans(plan.plan_id), MAX_STRETCH)
+        started_ns = int(world.env.now)
+        arrival_ns = world.arrivals.next_ns()
+        if arrival_ns is not None:  # about as many as there is time for, so that few are priced in vain
+            count = min(count, (arrival_ns - started_ns) // self._decode_ns + 2)
         if count < MIN_STRETCH:
             return 0
-        started_ns = int(world.env.now)
         load, rows = replica.stretch_load(plan, count)
         cost = replica.price(load)
         durations = cost.totals(count)
         starts = started_ns + np.concatenate([[0], np.cumsum(durations)[:-1]])
-        arrival_ns = world.arrivals.next_ns()
         if arrival_ns is not None:
             # The next plan is made when a step starts (with one plan in flight: when it has ended), and the
             # first one that is made after the arrival sees it.
@@ -181,15 +186,16 @@ class Gang:
         assert snapshot is not None
         durations, starts = durations[:count], starts[:count]
         total_ns = int(durations.sum())
-        table = np.empty((count, len(STEP_TABLE_COLUMNS)), np.int64)
+        self._decode_ns = max(int(durations[0]), 1)
+        table = np.zeros((count, len(STEP_TABLE_COLUMNS)), np.int64)
         table[:, 0], table[:, 1] = starts, durations
         table[:, 2:_H2D] = self._state(plan, snapshot)
         table[:, _H2D] = _series(cost.h2d_bytes, count)
         table[:, _H2D + 1] = _series(cost.d2h_bytes, count)
         table[:, _H2D + 2] = _series(load.missed_millirows, count)
         table[:, _H2D + 3] = snapshot.preemptions
-        for column, term in enumerate(TERMS, _H2D + 4):
-            table[:, column] = _series(cost.terms.get(term, 0), count)
+        for term, value in cost.terms.items():
+            table[:, TERM_COLUMN[term]] = _series(value, count)
         self._note_admissions(plan, started_ns)
         self._count_blocked(snapshot, total_ns, count)
         snapshot = replica.snapshot()  # requests that arrived since the first plan wait behind a blocked head
@@ -252,19 +258,9 @@ class Gang:
             self._count_blocked(snapshot, duration_ns, 1)
         h2d += max(h2d_bytes for h2d_bytes, _ in moved)
         d2h += max(d2h_bytes for _, d2h_bytes in moved)
-        terms = slowest.terms
-        self.steps.append(
-            (
-                started_ns,
-                duration_ns,
-                *state,
-                h2d,
-                d2h,
-                missed,
-                preemptions,
-                *[int(terms.get(term, 0)) for term in TERMS],
-            )
-        )
+        terms: Mapping[str, Any] = slowest.terms
+        priced = [terms.get(term, 0) for term in TERMS]
+        self.steps.append((started_ns, duration_ns, *state, h2d, d2h, missed, preemptions, *priced))
 
 
 def _series(value: Any, count: int) -> Any:

@@ -48,16 +48,17 @@ class BlockPool:
         """[num_blocks] unpinned and not taken again since: somebody may still read it."""
         self.on_reuse: Callable[[IntArray], None] | None = None
         """Called with the watched blocks among those being taken, before they change hands."""
-        capacity = 8 * num_blocks
-        self._queue = np.zeros(capacity, np.int32)
+        capacity = 4 * num_blocks
+        self._queue = np.zeros(capacity, np.int64)
         self._where = np.full(num_blocks, -1, np.int64)  # position in the queue, -1 = not queued
-        self._head = 3 * num_blocks
+        self._head = num_blocks
         self._tail = self._head
         self._first: dict[int, int] = {}  # key -> block cached longest under it
         self._further: dict[int, list[int]] = {}  # key -> blocks cached under it later
+        self._unpins = False  # some block was watched at some time
         self.num_free = 0
         self.num_watched_free = 0
-        self._append(np.arange(1, num_blocks, dtype=np.int32))
+        self._append(np.arange(1, num_blocks, dtype=np.int64))
 
     @property
     def num_usable(self) -> int:
@@ -115,7 +116,7 @@ class BlockPool:
             where[block] = -1
             self._head = head + 1
             self.num_free -= 1
-            return np.array([block], np.int32)
+            return np.array([block], np.int64)
         parts: list[IntArray] = []
         missing = count
         while missing:
@@ -142,21 +143,32 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"{self.name}: {count} blocks asked for, {self.num_free} are free")
         if count == 0:
-            return np.empty(0, np.int32)
+            return np.empty(0, np.int64)
         blocks = self._pop(count)
+        if count == 1:  # most pages come one at a time: plain numbers are faster
+            block = blocks[0]
+            if self.watched[block]:
+                self._reuse(blocks)
+            if self.key[block] != NO_KEY:
+                self._forget(blocks)
+            self.ref[block] = 1
+            return blocks
         if self.num_watched_free:
             reused = blocks[self.watched[blocks]]
             if len(reused):
-                self.watched[reused] = False
-                self.num_watched_free -= len(reused)
-                if self.on_reuse is not None:
-                    self.on_reuse(reused)
+                self._reuse(reused)
         if self._first:
             keyed = blocks[self.key[blocks] != NO_KEY]
             if len(keyed):
                 self._forget(keyed)
         self.ref[blocks] = 1
         return blocks
+
+    def _reuse(self, blocks: IntArray) -> None:
+        self.watched[blocks] = False
+        self.num_watched_free -= len(blocks)
+        if self.on_reuse is not None:
+            self.on_reuse(blocks)
 
     def touch(self, blocks: IntArray) -> None:
         """Add one holder to each block; free ones leave the queue."""
@@ -173,14 +185,26 @@ class BlockPool:
 
         Blocks without a key go to the head of the queue, cached ones to its tail.
         """
-        self.ref[blocks] -= 1
-        free = blocks[self.ref[blocks] == 0]
+        free = self._drop(blocks)
         if not len(free):
             return
+        if self._unpins:
+            self.num_watched_free += int(np.count_nonzero(self.watched[free]))
         cached = self.key[free] != NO_KEY
-        self.num_watched_free += int(np.count_nonzero(self.watched[free]))
-        self._prepend(free[~cached])
-        self._append(free[cached])
+        num_cached = int(np.count_nonzero(cached))
+        if num_cached < len(free):
+            self._prepend(free[~cached] if num_cached else free)
+        if num_cached:
+            self._append(free[cached] if num_cached < len(free) else free)
+
+    def _drop(self, blocks: IntArray) -> IntArray:
+        """One holder less for each block; returns those that have none left."""
+        held = self.ref[blocks] - 1
+        self.ref[blocks] = held
+        if not held.any():
+            return blocks
+        free: IntArray = blocks[held == 0]
+        return free
 
     def release_one_by_one(self, blocks: IntArray) -> None:
         """As :meth:`release` called with each block in turn: of uncached ones the last is taken first."""
@@ -189,8 +213,8 @@ class BlockPool:
 
     def unpin(self, blocks: IntArray) -> None:
         """Drop one holder of each block, whose content stays readable until the block is taken."""
-        self.ref[blocks] -= 1
-        free = blocks[self.ref[blocks] == 0]
+        self._unpins = True
+        free = self._drop(blocks)
         self.watched[blocks] = True
         self.num_watched_free += len(free)
         self._append(free)
@@ -200,7 +224,7 @@ class BlockPool:
     def cache(self, blocks: IntArray, keys: NDArray[np.int64]) -> None:
         """Make each held block findable under its key, in place of the one it had."""
         had = self.key[blocks]
-        if np.any(had != NO_KEY):
+        if (had != NO_KEY).any():
             changed = had != keys
             blocks, keys, had = blocks[changed], keys[changed], had[changed]
             self._forget(blocks[had != NO_KEY])

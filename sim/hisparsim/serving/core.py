@@ -293,14 +293,15 @@ class ServingCore:
             return 0
         if any(plan.requests for plan in self._plans) or notes.scheduled:
             return 0
-        planned = steady.planned
-        rounds = min(request.wake for request in self.running) - planned - 1
         if self.policy.grows_quietly:
-            ends = min(steady.end(r) - r.computed + r.base_planned for r in self.running) - planned
-            page = self.limits.page_tokens
             pages = self.policy.pool.num_free // len(self.running) - 1
-            rounds = max(rounds, min(ends, pages * page))
-        return max(rounds, 0)
+            ends = steady.plans_until_end()
+            if ends <= pages * self.limits.page_tokens:
+                return ends
+        else:
+            pages = 0
+        rounds = min(request.wake for request in self.running) - steady.planned - 1
+        return max(rounds, pages * self.limits.page_tokens, 0)
 
     def advance(self, rounds: int) -> list[tuple[int, Census]]:
         """Make so many plans and bring as many back, all as :meth:`quiet_steps` promised.

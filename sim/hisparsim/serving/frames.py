@@ -41,7 +41,7 @@ class PageFrames:
         capacity = pool.num_blocks // num_groups + 1
         self.pool = pool
         self.num_groups = num_groups
-        self.blocks = np.zeros((capacity, num_groups), np.int32)
+        self.blocks = np.zeros((capacity, num_groups), np.int64)
         """[frames, groups]"""
         self.ref = np.zeros(capacity, np.int32)
         """[frames] holders"""
@@ -50,10 +50,10 @@ class PageFrames:
         self.copies: dict[int, int] = {}
         """Page key -> frame that holds a copy of that host page."""
         self._copy_key = np.full(capacity, NO_KEY, np.int64)
-        self._of_block = np.full(pool.num_blocks, NO_FRAME, np.int32)
+        self._of_block = np.full(pool.num_blocks, NO_FRAME, np.int64)
         # Who reads a frame without holding it: mostly one request, further ones in a dictionary.
         self._loose_request = np.full(capacity, _NOBODY, np.int64)
-        self._loose_page = np.zeros(capacity, np.int32)
+        self._loose_page = np.zeros(capacity, np.int64)
         self._more_loose: dict[int, list[tuple[int, int]]] = {}
         self._unused = list(range(capacity - 1, -1, -1))
         self._on_lost = on_lost
@@ -74,7 +74,7 @@ class PageFrames:
     def allocate(self, count: int) -> IntArray:
         """[count] new frames, each with one holder that reads it."""
         blocks = self.pool.take(count * self.num_groups).reshape(self.num_groups, count)
-        frames = np.array(self._unused[-count:][::-1], np.int32)
+        frames = np.array(self._unused[-count:][::-1], np.int64)
         del self._unused[-count:]
         self.blocks[frames] = blocks.T
         self._of_block[blocks] = frames
@@ -166,7 +166,7 @@ class PageFrames:
             older = copies.get(key)
             if older is not None:
                 self._copy_key[older] = NO_KEY
-                self.retire_dead(np.array([older], np.int32))
+                self.retire_dead(np.array([older], np.int64))
             copies[key] = frame
         self._copy_key[frames] = keys
 
@@ -176,9 +176,11 @@ class PageFrames:
 
     def _reuse(self, blocks: IntArray) -> None:
         of_block = self._of_block[blocks]
-        frames = np.unique(of_block[of_block != NO_FRAME])
+        frames = of_block[of_block != NO_FRAME]
         if not len(frames):
             return
+        if len(frames) > 1:
+            frames = np.unique(frames)
         keys = self._copy_key[frames]
         for key in keys[keys != NO_KEY].tolist():
             del self.copies[key]
@@ -188,7 +190,7 @@ class PageFrames:
         if self._more_loose:
             further = [reader for frame in frames.tolist() for reader in self._more_loose.pop(frame, ())]
             request_ids = np.append(request_ids, [reader[0] for reader in further])
-            pages = np.append(pages, np.array([reader[1] for reader in further], np.int32))
+            pages = np.append(pages, np.array([reader[1] for reader in further], np.int64))
         self.readers[frames] = 0
         self._loose_request[frames] = _NOBODY
         self._retire(frames)
@@ -204,7 +206,7 @@ class PageFrames:
             LawBroken: with both sides.
         """
         live = np.nonzero(self._of_block[self.blocks[:, 0]] == np.arange(len(self.blocks)))[0]
-        blocks: NDArray[np.int32] = self.blocks[live]
+        blocks: NDArray[np.int64] = self.blocks[live]
         if np.any(self._of_block[blocks] != live[:, None]):
             raise LawBroken("a block of a live page frame belongs to another frame")
         if np.any(self.pool.ref[blocks] != self.ref[live][:, None]):
@@ -214,7 +216,7 @@ class PageFrames:
         for key, frame in self.copies.items():
             if self._copy_key[frame] != key:
                 raise LawBroken(f"copy of page key {key} points at frame {frame}, which says otherwise")
-        loose = (self._loose_request != _NOBODY).astype(np.int32)
+        loose = (self._loose_request != _NOBODY).astype(np.int64)
         for frame, further in self._more_loose.items():
             loose[frame] += len(further)
         if np.any(self.readers[live] < loose[live]):

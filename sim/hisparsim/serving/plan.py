@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray: TypeAlias = NDArray[np.int32]
+IntArray: TypeAlias = NDArray[np.int64]
 
 
 class Residency(Enum):

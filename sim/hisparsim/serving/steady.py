@@ -55,6 +55,7 @@ class SteadyDecodes:
         self._left: list[Request] = []
         self._snapshot: tuple[Request, ...] | None = ()
         self._ids: tuple[int, ...] = ()
+        self._first_end = 0
         self._offsets: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __len__(self) -> int:
@@ -78,12 +79,20 @@ class SteadyDecodes:
         self._refresh()
         return self._offsets + self.planned
 
+    def plans_until_end(self) -> int:
+        """Query: plans from now on that list none of them because it ends."""
+        self._refresh()
+        return self._first_end - self.planned
+
     def _refresh(self) -> None:
         if self._snapshot is None:
             members = tuple(self._members.values())
             self._snapshot = members
             self._ids = tuple([request.request_id for request in members])
-            self._offsets = np.array([r.computed - r.base_planned for r in members], np.int64)
+            offsets = [r.computed - r.base_planned for r in members]
+            self._offsets = np.array(offsets, np.int64)
+            ends = [self.end(r) - offset for r, offset in zip(members, offsets, strict=True)]
+            self._first_end = min(ends, default=0)
 
     def end(self, request: Request) -> int:
         """Query: computed tokens at which a steady request has to be listed because it ends.

@@ -51,7 +51,7 @@ def test_a_chunk_is_counted_as_token_by_token(chunk):
 def test_the_load_of_a_plan_adds_up_its_decodes_and_chunks(requests, chunks, query_tokens):
     contexts = [context for context, _ in requests]
     decodes = decode_batch(contexts, [pages for _, pages in requests], query_tokens)
-    actions = (WriteBack(1, 0, 0, 1, np.zeros(2, np.int32), 777),)
+    actions = (WriteBack(1, 0, 0, 1, np.zeros(2, np.int64), 777),)
     plan = StepPlan(0, decodes, tuple(chunks), actions, 11, None if chunks else 8)
     load = StepLoad.of(plan, top_k=TOP_K, resolve=True, missed_millirows=5)
     load.check()

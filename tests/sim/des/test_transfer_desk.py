@@ -48,11 +48,11 @@ def plan(plan_id: int, *actions: Action) -> StepPlan:
 
 
 def write_back(transfer_id: int, num_bytes: int) -> WriteBack:
-    return WriteBack(transfer_id, 7, 0, np.zeros(1, np.int32), np.zeros((1, 1), np.int32), num_bytes)
+    return WriteBack(transfer_id, 7, 0, np.zeros(1, np.int64), np.zeros((1, 1), np.int64), num_bytes)
 
 
 def load(transfer_id: int, num_bytes: int) -> Load:
-    return Load(transfer_id, 7, 1, num_bytes, NOTHING, np.zeros(1, np.int32))
+    return Load(transfer_id, 7, 1, num_bytes, NOTHING, np.zeros(1, np.int64))
 
 
 def play(actions: dict[int, list[Action]], steps: int, bytes_per_s: float) -> tuple[Listener, TransferDesk]:

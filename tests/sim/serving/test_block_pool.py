@@ -92,8 +92,8 @@ def test_pool_agrees_with_a_slow_one_over_random_operations(
         else:
             candidates = held + (list(slow.free) if name == "touch" else [])
             count = int(draw.integers(0, len(candidates) + 1))
-            chosen = draw.permutation(np.array(candidates, np.int32))[:count].tolist()
-            blocks = np.array(chosen, np.int32)
+            chosen = draw.permutation(np.array(candidates, np.int64))[:count].tolist()
+            blocks = np.array(chosen, np.int64)
             if name == "cache":
                 keys = draw.integers(0, 6, count).tolist()
                 pool.cache(blocks, np.array(keys, np.int64))

@@ -54,7 +54,7 @@ class Twins:
         return blocks
 
     def _array(self, numbers: list[int]) -> np.ndarray:
-        return np.array(numbers, np.int32)
+        return np.array(numbers, np.int64)
 
     def _bury(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -252,7 +252,7 @@ def test_a_page_is_lost_by_all_its_readers_when_one_of_its_blocks_is_taken() -> 
     twins.frames.pin(table)
     twins.frames.readers[table] += 1
     for request, page in ((7, 0), (9, 4)):
-        twins.frames.read_loose(table, request, np.array([page], np.int32))
+        twins.frames.read_loose(table, request, np.array([page], np.int64))
         twins.frames.unpin(table)
     twins.pool.take(1)
     assert sorted(twins.lost) == [(7, 0), (9, 4)]

@@ -24,7 +24,7 @@ from hisparsim.serving.policy import (
 )
 from hisparsim.serving.request import Request
 
-_NONE = np.empty(0, np.int32)
+_NONE = np.empty(0, np.int64)
 
 
 class GpuLedger(RequestLedger):
@@ -34,7 +34,7 @@ class GpuLedger(RequestLedger):
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.blocks: IntArray = np.zeros(capacity, np.int32)
+        self.blocks: IntArray = np.zeros(capacity, np.int64)
         self.num_cached = 0
         """Leading pages that carry their content key."""
 
@@ -53,7 +53,7 @@ class GpuOnly(ResidencyPolicy):
         blocks = self.pool.find_prefix(request.keys((request.known - 1) // self.limits.page_tokens))
         if not blocks:
             return NO_HIT
-        return PrefixHit(len(blocks) * self.limits.page_tokens, 0, (np.array(blocks, np.int32),))
+        return PrefixHit(len(blocks) * self.limits.page_tokens, 0, (np.array(blocks, np.int64),))
 
     def admission_blocks(self, request: Request) -> tuple[int, int]:
         return self._known_pages(request), 0
@@ -108,10 +108,10 @@ class GpuOnly(ResidencyPolicy):
         if pages > first:
             blocks = self.pool.take(pages - first)
             if pages > len(ledger.blocks):
-                ledger.blocks = np.concatenate([ledger.blocks, np.zeros(pages, np.int32)])
+                ledger.blocks = np.concatenate([ledger.blocks, np.zeros(pages, np.int64)])
             ledger.blocks[first:pages] = blocks
             ledger.num_pages = ledger.num_readable = pages
-            empty = np.empty((len(blocks), 0), np.int32)
+            empty = np.empty((len(blocks), 0), np.int64)
             self.actions.append(Allocate(request.request_id, first, blocks, empty, _NONE))
         request.slot_tokens = ledger.num_pages * self.limits.page_tokens
 
@@ -135,7 +135,7 @@ class GpuOnly(ResidencyPolicy):
 
     def check(self, running: Sequence[Request]) -> None:
         self.pool.check()
-        held = np.zeros(self.pool.num_blocks, np.int32)
+        held = np.zeros(self.pool.num_blocks, np.int64)
         for request in running:
             ledger = request.ledger
             assert isinstance(ledger, GpuLedger)

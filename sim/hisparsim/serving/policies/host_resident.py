@@ -36,7 +36,7 @@ from hisparsim.serving.policy import (
 )
 from hisparsim.serving.request import NEVER, Request
 
-_NONE = np.empty(0, np.int32)
+_NONE = np.empty(0, np.int64)
 
 
 class HostLedger(RequestLedger):
@@ -46,9 +46,9 @@ class HostLedger(RequestLedger):
 
     def __init__(self, capacity: int, groups: int) -> None:
         super().__init__()
-        self.index: IntArray = np.zeros(capacity, np.int32)
-        self.host: IntArray = np.zeros(capacity, np.int32)
-        self.resident: IntArray = np.zeros((0, groups), np.int32)
+        self.index: IntArray = np.zeros(capacity, np.int64)
+        self.host: IntArray = np.zeros(capacity, np.int64)
+        self.resident: IntArray = np.zeros((0, groups), np.int64)
         """[pages, groups] while the prompt is computed and staged, then [0, groups]."""
         self.hot: IntArray | None = None
         """[groups, hot pages]; short requests start with fewer and grow page by page."""
@@ -150,11 +150,11 @@ class HostResident(HostBacked):
         count = pages - first
         if count > 0:
             if pages > len(ledger.index):
-                ledger.index = np.concatenate([ledger.index, np.zeros(pages, np.int32)])
-                ledger.host = np.concatenate([ledger.host, np.zeros(pages, np.int32)])
+                ledger.index = np.concatenate([ledger.index, np.zeros(pages, np.int64)])
+                ledger.host = np.concatenate([ledger.host, np.zeros(pages, np.int64)])
             ledger.host[first:pages] = self.host.take(count)
             ledger.index[first:pages] = self.pool.take(count)
-            resident = np.empty((count, 0), np.int32)
+            resident = np.empty((count, 0), np.int64)
             if ledger.hot is None:
                 resident = self.pool.take(count * groups).reshape(groups, count).T
                 ledger.resident = np.concatenate([ledger.resident, resident])
@@ -241,7 +241,7 @@ class HostResident(HostBacked):
         ledger.num_readable = 0
         ledger.staging = None
         ledger.paused = False
-        self.actions.append(Release(request.request_id, np.arange(ledger.num_pages, dtype=np.int32)))
+        self.actions.append(Release(request.request_id, np.arange(ledger.num_pages, dtype=np.int64)))
         self.actions.append(LeaseHot(request.request_id, ledger.hot))
 
     # -- laws -------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ class HostResident(HostBacked):
     def check(self, running: Sequence[Request]) -> None:
         self.pool.check()
         self.host.check()
-        held = np.zeros(self.pool.num_blocks, np.int32)
-        on_host = np.zeros(self.host.num_blocks, np.int32)
+        held = np.zeros(self.pool.num_blocks, np.int64)
+        on_host = np.zeros(self.host.num_blocks, np.int64)
         for request in running:
             ledger = request.ledger
             assert isinstance(ledger, HostLedger)

@@ -83,7 +83,7 @@ class Hybrid(HostBacked):
             total = max(pages, min(len(host), (request.known - 1) // self.limits.page_tokens))
         if not total:
             return NO_HIT
-        blocks = (np.array(host[:total], np.int32), np.array(index[:pages], np.int32))
+        blocks = (np.array(host[:total], np.int64), np.array(index[:pages], np.int64))
         page_tokens = self.limits.page_tokens
         return PrefixHit(pages * page_tokens, (total - pages) * page_tokens, blocks)
 
@@ -123,18 +123,19 @@ class Hybrid(HostBacked):
 
     def census(self, running: Sequence[Request]) -> Census:
         counts = Census(free=self.pool.num_free, host_used=self.host.num_held)
-        for request in running:
-            ledger = request.ledger
-            assert isinstance(ledger, HybridLedger)
-            counts.index += ledger.num_pages
+        index = num_hot = num_full = num_none = 0
+        ledgers: list[HybridLedger] = [request.ledger for request in running]  # type: ignore[misc]
+        for ledger in ledgers:
+            pages, readable = ledger.num_pages, ledger.num_readable
+            index += pages
             if ledger.hot is not None:
-                counts.num_hot += 1
-            if ledger.num_readable == ledger.num_pages:
-                counts.num_full += 1
-            elif ledger.num_readable <= 2:
-                counts.num_none += 1
-            else:
-                counts.num_mixed += 1
+                num_hot += 1
+            if readable == pages:
+                num_full += 1
+            elif readable <= 2:
+                num_none += 1
+        counts.index, counts.num_hot, counts.num_full, counts.num_none = index, num_hot, num_full, num_none
+        counts.num_mixed = len(running) - num_full - num_none
         counts.hot = counts.num_hot * self.limits.hot_blocks
         loading = len(self._ledgers) - len(running)  # each holds its last page besides
         counts.resident_pinned = self.frames.num_pinned_blocks() - loading * self.limits.num_groups
@@ -198,7 +199,7 @@ class Hybrid(HostBacked):
         ledger.frames[held - 1 : held] = self.frames.allocate(1)
         ledger.num_pages = held
         ledger.num_readable = 1
-        resident = np.zeros((held - first, limits.num_groups), np.int32)
+        resident = np.zeros((held - first, limits.num_groups), np.int64)
         resident[-1] = self.frames.blocks[ledger.frames[held - 1]]
         index, host = ledger.index[first:held].copy(), ledger.host[first:held].copy()
         self.actions.append(Allocate(request.request_id, first, index, resident, host))

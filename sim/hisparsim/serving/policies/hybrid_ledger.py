@@ -29,9 +29,9 @@ class HybridLedger(RequestLedger):
         super().__init__()
         self.request_id = request.request_id
         self.keys = request.page_keys
-        self.index: IntArray = np.zeros(capacity, np.int32)
-        self.host: IntArray = np.zeros(capacity, np.int32)
-        self.frames: IntArray = np.full(capacity, NO_FRAME, np.int32)
+        self.index: IntArray = np.zeros(capacity, np.int64)
+        self.host: IntArray = np.zeros(capacity, np.int64)
+        self.frames: IntArray = np.full(capacity, NO_FRAME, np.int64)
         self.hot: IntArray | None = None
         """[groups, hot pages] once leased."""
         self.host_valid: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
@@ -60,9 +60,9 @@ class HybridLedger(RequestLedger):
         """Make room for so many pages."""
         extra = pages - len(self.index)
         if extra > 0:
-            self.index = np.concatenate([self.index, np.zeros(extra, np.int32)])
-            self.host = np.concatenate([self.host, np.zeros(extra, np.int32)])
-            self.frames = np.concatenate([self.frames, np.full(extra, NO_FRAME, np.int32)])
+            self.index = np.concatenate([self.index, np.zeros(extra, np.int64)])
+            self.host = np.concatenate([self.host, np.zeros(extra, np.int64)])
+            self.frames = np.concatenate([self.frames, np.full(extra, NO_FRAME, np.int64)])
             self.host_valid = np.concatenate([self.host_valid, np.zeros(extra, np.bool_)])
             more = np.zeros(extra, np.bool_)
             self.released = np.concatenate([self.released, more])

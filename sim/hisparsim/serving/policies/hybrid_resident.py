@@ -49,8 +49,8 @@ class ResidentPages:
         self.num_adopting -= 1
         if not pages:
             return
-        frame_array = np.array(frames, np.int32)
-        page_array = np.array(pages, np.int32)
+        frame_array = np.array(frames, np.int64)
+        page_array = np.array(pages, np.int64)
         self.frames.pin(frame_array)
         self.frames.readers[frame_array] += 1
         ledger.frames[page_array] = frame_array
@@ -63,7 +63,7 @@ class ResidentPages:
     def release_clean(self, ledger: HybridLedger) -> None:
         """Change: give clean pages to the pool, tail first: a prefix loses its tail before its head."""
         end = ledger.num_pages - KEPT_TAIL_PAGES
-        pages = np.nonzero(ledger.clean_pinned[: max(end, 0)])[0].astype(np.int32)[::-1]
+        pages = np.nonzero(ledger.clean_pinned[: max(end, 0)])[0].astype(np.int64)[::-1]
         if len(pages):
             self.frames.unpin(self.release(ledger, pages))
 
@@ -83,7 +83,7 @@ class ResidentPages:
         Returns:
             The frames of its dirty pages, which it still holds.
         """
-        pages = np.nonzero(ledger.frames[: ledger.num_pages] != NO_FRAME)[0].astype(np.int32)[::-1]
+        pages = np.nonzero(ledger.frames[: ledger.num_pages] != NO_FRAME)[0].astype(np.int64)[::-1]
         frames = ledger.frames[pages]
         loose = ledger.released[pages]
         clean = ~loose & ledger.host_valid[pages] & ~ledger.writing[pages]
@@ -96,9 +96,10 @@ class ResidentPages:
     def _lose(self, request_ids: NDArray[np.int64], pages: IntArray) -> None:
         """The pool took a block of released pages."""
         self.num_lost += len(pages)
-        for request_id in np.unique(request_ids).tolist():
+        losers = sorted(set(request_ids.tolist()))
+        for request_id in losers:
             ledger = self._ledgers[request_id]
-            own = pages[request_ids == request_id]
+            own = pages[request_ids == request_id] if len(losers) > 1 else pages
             ledger.frames[own] = NO_FRAME
             ledger.released[own] = False
             ledger.num_readable -= len(own)

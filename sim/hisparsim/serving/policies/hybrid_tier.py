@@ -126,7 +126,7 @@ class HostTier:
             if ledger.hot is not None:
                 end = min(end, ledger.num_pages - KEPT_TAIL_PAGES)
                 if end > first:
-                    unpinned.append(self._resident.release(ledger, np.arange(first, end, dtype=np.int32)))
+                    unpinned.append(self._resident.release(ledger, np.arange(first, end, dtype=np.int64)))
         if unpinned:
             self._frames.unpin(np.concatenate(unpinned))
         for ledger in current.values():

@@ -60,8 +60,8 @@ class PrefixOffload(GpuOnly):
         behind = self.tier.find_prefix(request.keys((request.known - 1) // page)[on_gpu:])
         if not behind:
             return hit
-        blocks = hit.blocks if hit.blocks else (np.empty(0, np.int32),)
-        return PrefixHit(hit.tokens, len(behind) * page, (*blocks, np.array(behind, np.int32)))
+        blocks = hit.blocks if hit.blocks else (np.empty(0, np.int64),)
+        return PrefixHit(hit.tokens, len(behind) * page, (*blocks, np.array(behind, np.int64)))
 
     def quiet_until(self, request: Request) -> int:
         ledger = request.ledger
@@ -133,7 +133,7 @@ class PrefixOffload(GpuOnly):
         missing = missing[: self.tier.num_free]
         if not missing:
             return
-        pages = np.array(missing, np.int32)
+        pages = np.array(missing, np.int64)
         for run in np.split(pages, np.nonzero(np.diff(pages) != 1)[0] + 1):
             blocks = ledger.blocks[run].copy()
             tier_blocks = self.tier.take(len(run))
@@ -184,7 +184,7 @@ class PrefixOffload(GpuOnly):
         super().check(running)
         self.tier.check()
         stored = sum(len(tier_blocks) for _, tier_blocks, _ in self._stores.values())
-        loading = np.zeros(self.tier.num_blocks, np.int32)
+        loading = np.zeros(self.tier.num_blocks, np.int64)
         for _, tier_blocks in self._loads.values():
             loading[tier_blocks] += 1
         if int(self.tier.ref.sum()) != stored + int(loading.sum()):
