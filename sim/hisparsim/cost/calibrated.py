@@ -100,19 +100,16 @@ class CalibratedModel:
             batch = max(load.graph_requests, batch)
         decode_tokens = batch * load.query_tokens
         tokens = decode_tokens + load.prefill_tokens
-        terms: dict[str, Counts] = {}
+        terms: dict[str, Counts] = dict.fromkeys(Term, 0)
         for part, fits in self._parts.values():
             priced = fits.get(phase) or next(iter(fits.values()))
             value = priced.ns(load, tokens)
             for term, share in _shares(part, decode_tokens, tokens):
-                terms[term] = terms.get(term, 0) + whole_ns(value * share)
-        total: Any = 0
-        for ns in terms.values():
-            total = total + ns
+                terms[term] = terms[term] + whole_ns(value * share)
         d2h = load.mirrored_tokens * self._token_bytes
         h2d = whole_ns(load.missed_millirows * 1e-3 * self._token_bytes)
         h2d = h2d + load.staged_pages * (PAGE_TOKENS * self._token_bytes)
-        return StepCost(terms=terms, total_ns=total, h2d_bytes=h2d, d2h_bytes=d2h)
+        return StepCost(terms=terms, total_ns=sum(terms.values()), h2d_bytes=h2d, d2h_bytes=d2h)
 
     def front_end_ns(self, prompt_tokens: int) -> int:
         """Query: nothing, whatever the prompt: a calibrated engine is fed in its own process."""

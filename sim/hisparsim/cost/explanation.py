@@ -95,6 +95,7 @@ def explain_step(scenario: Scenario, example: Example) -> Explanation:
     lines = [
         ExplainedTerm(str(term), int(value), int(value) / total, sources.get(term, ""))
         for term, value in cost.terms.items()
+        if value
     ]
     prompt = example.prefill_tokens + example.past_tokens
     return Explanation(

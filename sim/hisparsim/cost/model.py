@@ -33,6 +33,7 @@ class StepCost:
     """Nanoseconds of a step by term: ints for one step, ints or int64 [k] for k steps."""
 
     terms: Mapping[str, Counts]
+    """Every term, in the order of :class:`~hisparsim.cost.terms.Term`."""
     total_ns: Counts
     """The sum of the terms."""
     h2d_bytes: Counts
@@ -46,7 +47,7 @@ class StepCost:
 
     def series(self, term: str, num_steps: int) -> NDArray[np.int64]:
         """Query: [num_steps] one term of each step."""
-        return np.broadcast_to(np.asarray(self.terms.get(term, 0), dtype=np.int64), (num_steps,))
+        return np.broadcast_to(np.asarray(self.terms[term], dtype=np.int64), (num_steps,))
 
 
 class CostModel(Protocol):

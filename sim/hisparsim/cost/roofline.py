@@ -135,10 +135,7 @@ class RooflineModel:
                 compute = compute + (floor - fixed.moe_launch_ns)
                 terms[Term.LAUNCH] = whole_ns(fixed.launch_ns - fixed.moe_launch_ns + floor)
         h2d_bytes, d2h_bytes = transfers_of(self._transfers, load, compute, background, terms)
-        total: Any = 0
-        for value in terms.values():
-            total = total + value
-        return StepCost(terms=terms, total_ns=total, h2d_bytes=h2d_bytes, d2h_bytes=d2h_bytes)
+        return StepCost(terms=terms, total_ns=sum(terms.values()), h2d_bytes=h2d_bytes, d2h_bytes=d2h_bytes)
 
     def front_end_ns(self, prompt_tokens: int) -> int:
         """Query: time of the serial front end (HTTP, template, tokeniser) for one request."""
@@ -204,7 +201,7 @@ class RooflineModel:
         parts[Term.NORMS] = norms
         parts[Term.SAMPLING] = modules.sampling(batch * query + load.num_prefills)
         compute = index_ns + launch
-        terms: dict[str, Counts] = {}
+        terms: dict[str, Counts] = dict.fromkeys(Term, 0)
         for term, value in parts.items():
             value *= factor
             compute += value

@@ -9,7 +9,7 @@ Stretches of quiet steps (decodes that only lengthen contexts) are priced at onc
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,7 @@ from hisparsim.des.replica import Replica, Snapshot
 from hisparsim.des.world import World
 from hisparsim.serving.plan import Admit, Load, Outcome, Restore, StepPlan, WriteBack
 
-TERMS = tuple(Term)
-STEP_TABLE_COLUMNS = (*BASE_COLUMNS, *(f"cost_{term.value}_ns" for term in TERMS))
-TERM_COLUMN: dict[str, int] = {term: column for column, term in enumerate(TERMS, len(BASE_COLUMNS))}
+STEP_TABLE_COLUMNS = (*BASE_COLUMNS, *(f"cost_{term.value}_ns" for term in Term))
 MIN_STRETCH = 3
 """Fewer quiet steps than this cost less one by one."""
 MAX_STRETCH = 4096
@@ -194,8 +192,8 @@ class Gang:
         table[:, _H2D + 1] = _series(cost.d2h_bytes, count)
         table[:, _H2D + 2] = _series(load.missed_millirows, count)
         table[:, _H2D + 3] = snapshot.preemptions
-        for term, value in cost.terms.items():
-            table[:, TERM_COLUMN[term]] = _series(value, count)
+        for column, value in enumerate(cost.terms.values(), len(BASE_COLUMNS)):
+            table[:, column] = _series(value, count)
         self._note_admissions(plan, started_ns)
         self._count_blocked(snapshot, total_ns, count)
         snapshot = replica.snapshot()  # requests that arrived since the first plan wait behind a blocked head
@@ -258,8 +256,7 @@ class Gang:
             self._count_blocked(snapshot, duration_ns, 1)
         h2d += max(h2d_bytes for h2d_bytes, _ in moved)
         d2h += max(d2h_bytes for _, d2h_bytes in moved)
-        terms: Mapping[str, Any] = slowest.terms
-        priced = [terms.get(term, 0) for term in TERMS]
+        priced: Iterable[Any] = slowest.terms.values()
         self.steps.append((started_ns, duration_ns, *state, h2d, d2h, missed, preemptions, *priced))
 
 

@@ -91,8 +91,8 @@ class SteadyDecodes:
             self._ids = tuple([request.request_id for request in members])
             offsets = [r.computed - r.base_planned for r in members]
             self._offsets = np.array(offsets, np.int64)
-            ends = [self.end(r) - offset for r, offset in zip(members, offsets, strict=True)]
-            self._first_end = min(ends, default=0)
+            ends = [r.end_tokens - offset for r, offset in zip(members, offsets, strict=True)]
+            self._first_end = min(ends, default=0) - self._unlisted_tokens
 
     def end(self, request: Request) -> int:
         """Query: computed tokens at which a steady request has to be listed because it ends.
