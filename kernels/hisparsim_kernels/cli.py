@@ -83,7 +83,7 @@ def _aot_table(report: dict[str, Any]) -> Table:
 
 @app.command()
 def aot(
-    arch: Annotated[str, typer.Option(help="Architecture: sm_80, sm_90, sm_100, sm_120.")] = "sm_90",
+    arch: Annotated[str, typer.Option(help="Architecture: sm_80, sm_90, sm_100, sm_120; sm_90a is sm_90.")] = "sm_90",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     modules: Annotated[
         str | None, typer.Option(help="Only these kernel modules, separated by commas.")
@@ -94,10 +94,11 @@ def aot(
     from hisparsim_kernels.aot import CAPABILITIES, report_in_own_process
     from hisparsim_kernels.errors import AotError
 
-    if arch not in CAPABILITIES:
+    family = arch.removesuffix("a")  # triton always compiles sm_90 and later with their own instructions
+    if family not in CAPABILITIES:
         raise _refuse(AotError(f"unknown architecture {arch!r}; known: {', '.join(CAPABILITIES)}"))
     try:
-        report = report_in_own_process(arch, _chosen(modules), processes)
+        report = {**report_in_own_process(family, _chosen(modules), processes), "arch": arch}
     except AotError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(FAILED) from error

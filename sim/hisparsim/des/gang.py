@@ -126,6 +126,8 @@ class Gang:
             tokens = sum(load.num_tokens for load in loads)
             loads = [load.with_expert_tokens(tokens) for load in loads]
         costs = [replica.price(load) for replica, load in zip(active, loads, strict=True)]
+        for replica, cost in zip(active, costs, strict=True):
+            replica.count_bytes(cost)
         missed = sum(int(load.missed_millirows) for load in loads)
         return max(int(cost.total_ns) for cost in costs), costs, missed
 
@@ -199,6 +201,7 @@ class Gang:
         snapshot = replica.snapshot()  # requests that arrived since the first plan wait behind a blocked head
         table[1:, 2:_H2D] = self._state(plan, snapshot)
         replica.rows.add(rows, count)
+        replica.count_bytes(cost, count)
         for at_round, census in core.advance(count):
             snapshot = replica.snapshot_of(census)
             table[at_round:, 2:_H2D] = self._state(plan, snapshot)

@@ -83,6 +83,9 @@ class Replica:
     alive_tokens: int = 0
     busy_until_ns: int = 0
     """When the step or stretch under way ends, or the last one ended."""
+    h2d_bytes: int = 0
+    """Read from the host within steps, by one GPU; flows are the desk's."""
+    d2h_bytes: int = 0
     _moved: tuple[int, int] = (0, 0)
 
     def prepare(self) -> bool:
@@ -184,6 +187,21 @@ class Replica:
         self._moved = (h2d, d2h)
         return h2d - before[0], d2h - before[1]
 
+    def count_bytes(self, cost: StepCost, num_steps: int = 1) -> None:
+        """Count what the first steps of a cost move themselves."""
+        self.h2d_bytes += _sum_of_first(cost.h2d_bytes, num_steps)
+        self.d2h_bytes += _sum_of_first(cost.d2h_bytes, num_steps)
+
+    def total_bytes(self) -> tuple[int, int]:
+        """(to the GPU, to the host) bytes of one GPU, steps and flows together. Changes nothing."""
+        return self.h2d_bytes + self.desk.h2d_bytes, self.d2h_bytes + self.desk.d2h_bytes
+
     def price(self, load: StepLoad) -> StepCost:
         """What a step costs that starts now. Changes nothing."""
         return self.cost.price(load, self.link.background())
+
+
+def _sum_of_first(counts: Counts | int, num_steps: int) -> int:
+    if isinstance(counts, np.ndarray):
+        return int(counts[:num_steps].sum())
+    return int(counts) * num_steps

@@ -114,7 +114,7 @@ def _summary(
     layers = setup.num_layers / 1000
     missed, looked_up = sum(r.missed for r in rows), sum(r.looked_up for r in rows)
     selected = sum(r.selected for r in rows)
-    desks = [replica.desk for replica in world.replicas]
+    moved = [replica.total_bytes() for replica in world.replicas]
     counts = world.arrivals.counts
     cores = [replica.core for replica in world.replicas]
     rates = link_rates(scenario)
@@ -132,8 +132,8 @@ def _summary(
         "num_preemptions": sum(core.num_preemptions for core in cores),
         "num_stall_steps": world.num_stall_steps,
         "prefix_hit_tokens": sum(core.prefix_hit_tokens for core in cores),
-        "h2d_bytes": int(steps["h2d_bytes"].sum()) + sum(desk.h2d_bytes for desk in desks),
-        "d2h_bytes": int(steps["d2h_bytes"].sum()) + sum(desk.d2h_bytes for desk in desks),
+        "h2d_bytes": max(h2d for h2d, _ in moved),
+        "d2h_bytes": max(d2h for _, d2h in moved),
         "missed_rows": missed * layers,
         "hot_hit_rows": (looked_up - missed) * layers,
         "resident_rows": (selected - looked_up) * layers,

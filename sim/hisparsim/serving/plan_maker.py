@@ -93,8 +93,8 @@ class PlanMaker:
             contexts = np.concatenate([contexts, np.array(listed_contexts, np.int64)])
         decodes = self._decode_batch(decode_ids, contexts, (*implied, *listed))
         for request in joining:
-            quiet = steady.quiet_until(self._policy, request)
-            if request.computed + 1 < quiet:
+            if request.computed < steady.end(request) and not request.ledger.paused:  # type: ignore[union-attr]
+                quiet = max(steady.quiet_until(self._policy, request), request.computed)
                 steady.join(request, steady.planned + 1 + quiet - request.computed)
         return StepPlan(
             plan_id=plan_id,
