@@ -34,7 +34,7 @@ from .budget import ErrorBudget, error_budget
 from .calibration_probe import StepSamples, run_listening
 from .calibration_source import CalibrationSource
 from .options import RunOptions
-from .validation_workloads import NUM_REQUESTS, Workload
+from .validation_workloads import LEAST_REQUESTS, Workload
 
 BOUNDS: Mapping[str, float] = MappingProxyType(
     {
@@ -194,7 +194,7 @@ def check_policy(
             error: float | None = 0.0
         else:
             error = ours / theirs - 1.0 if theirs else None
-        judged = name in BOUNDS and measured.num_requests >= NUM_REQUESTS
+        judged = name in BOUNDS and measured.num_requests >= LEAST_REQUESTS
         checks.append(MetricCheck(name, ours, theirs, error, noise, BOUNDS.get(name, REPORTED_BOUND), judged))
     return PolicyCheck(workload, measured.policy, simulated, measured, tuple(checks), budget)
 

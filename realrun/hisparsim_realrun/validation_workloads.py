@@ -6,7 +6,7 @@
 | `pressure` | a closed loop of as many users as may run | waits for memory, preemption, spills, hot buffers |
 | `multi-turn` | a closed loop of conversations that think | prefixes found, kept on the host, lost |
 
-Every one has 200 requests. Their lengths and seeds are none of the calibration's.
+Every one has 320 requests, so that its intervals are narrow. Their lengths and seeds are none of the calibration's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from hisparsim_traces import Trace, closed_loop, conversations, poisson
 from .errors import RealRunError
 from .geometry import sliced_scenario
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 320
+LEAST_REQUESTS = 200
+"""Cells of fewer are not judged."""
 STEADY_LOAD = 0.6
 TURNS = 4
 POLICIES = ("gpu-only", "prefix-offload", "hybrid", "host-resident")

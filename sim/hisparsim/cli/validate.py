@@ -41,7 +41,7 @@ def validate(
     ] = 1.0,
     requests: Annotated[
         int, typer.Option(help="Requests of a workload; cells of fewer than 200 are not judged.", min=8)
-    ] = 200,
+    ] = 320,
     reruns: Annotated[int, typer.Option(help="Measured runs of one cell, for the noise.", min=1)] = 3,
     out: Annotated[Path | None, typer.Option(help="New directory: report, runs, calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
