@@ -8,7 +8,7 @@ bit for bit.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,6 +110,18 @@ class CurveBank:
             index = self._last
         beyond = x - self._xs[index]
         return [y + slope * beyond for y, slope in self._rows[index]]
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Query: the sum of counts, the plain ones first: an array is added once and not again and again."""
+    moving = []
+    plain = 0
+    for count in counts:
+        if isinstance(count, int):
+            plain += count
+        else:
+            moving.append(count)
+    return sum(moving, plain)
 
 
 def largest(a: Any, b: Any) -> Any:

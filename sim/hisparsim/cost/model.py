@@ -28,7 +28,7 @@ QUIET = Background()
 """No flow on the links but the step's own."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepCost:
     """Nanoseconds of a step by term: ints for one step, ints or int64 [k] for k steps."""
 
@@ -43,7 +43,9 @@ class StepCost:
 
     def totals(self, num_steps: int) -> NDArray[np.int64]:
         """Query: [num_steps] the total of each step."""
-        return np.broadcast_to(np.asarray(self.total_ns, dtype=np.int64), (num_steps,))
+        if isinstance(self.total_ns, np.ndarray):
+            return self.total_ns
+        return np.full(num_steps, self.total_ns, np.int64)
 
     def series(self, term: str, num_steps: int) -> NDArray[np.int64]:
         """Query: [num_steps] one term of each step."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hisparsim.cost.curve import Counts, largest, whole_ns
+from hisparsim.cost.curve import Counts, largest, total, whole_ns
 from hisparsim.cost.figures import Figures, roofline_figures
 from hisparsim.cost.link_rates import LinkRates, link_rates
 from hisparsim.cost.load import StepLoad
@@ -31,6 +31,8 @@ from hisparsim.specs.models import load_model
 from hisparsim.specs.nodes import load_node
 from hisparsim.specs.scenario import Scenario
 from hisparsim.specs.weights import WeightFormat
+
+_NO_TERMS: dict[str, Counts] = dict.fromkeys(Term, 0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class RooflineModel:
         """Query: the cost of a load. k steps in one call equal k calls, bit for bit."""
         fixed = self._composition(load)
         modules, factor = self._modules, fixed.factor
-        terms = dict(fixed.terms)
+        terms = fixed.terms.copy()
         compute: Any = fixed.compute_ns
         if load.num_decodes:
             past = load.query_tokens * load.sum_context_tokens - load.max_context_tokens
@@ -135,7 +137,7 @@ class RooflineModel:
                 compute = compute + (floor - fixed.moe_launch_ns)
                 terms[Term.LAUNCH] = whole_ns(fixed.launch_ns - fixed.moe_launch_ns + floor)
         h2d_bytes, d2h_bytes = transfers_of(self._transfers, load, compute, background, terms)
-        return StepCost(terms=terms, total_ns=sum(terms.values()), h2d_bytes=h2d_bytes, d2h_bytes=d2h_bytes)
+        return StepCost(terms=terms, total_ns=total(terms.values()), h2d_bytes=h2d_bytes, d2h_bytes=d2h_bytes)
 
     def front_end_ns(self, prompt_tokens: int) -> int:
         """Query: time of the serial front end (HTTP, template, tokeniser) for one request."""
@@ -201,7 +203,7 @@ class RooflineModel:
         parts[Term.NORMS] = norms
         parts[Term.SAMPLING] = modules.sampling(batch * query + load.num_prefills)
         compute = index_ns + launch
-        terms: dict[str, Counts] = dict.fromkeys(Term, 0)
+        terms = _NO_TERMS.copy()
         for term, value in parts.items():
             value *= factor
             compute += value

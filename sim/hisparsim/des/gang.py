@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import simpy
 
 from hisparsim.cost.model import StepCost
@@ -92,7 +91,7 @@ class Gang:
 
     def _start_loads(self, active: list[Replica]) -> bool:
         """Take plans that compute nothing and only start loads: they need no time."""
-        empty = [r for r in active if r.next_plan is not None and not r.next_plan.num_tokens]
+        empty = [r for r in active if r.next_plan is not None and not r.next_plan.computes]
         for replica in empty:
             plan, _ = self._take_plan(replica)
             now_ns = int(self.world.env.now)
@@ -171,31 +170,27 @@ class Gang:
         load, rows = replica.stretch_load(plan, count)
         cost = replica.price(load)
         durations = cost.totals(count)
-        starts = started_ns + np.concatenate([[0], np.cumsum(durations)[:-1]])
+        ends = durations.cumsum()
+        ends += started_ns
+        starts = ends - durations
         if arrival_ns is not None:
             # The next plan is made when a step starts (with one plan in flight: when it has ended), and the
             # first one that is made after the arrival sees it.
-            made = starts if core.limits.async_depth > 1 else starts + durations
-            count = int(np.searchsorted(made, arrival_ns))
+            made = starts if core.limits.async_depth > 1 else ends
+            count = int(made.searchsorted(arrival_ns))
         finish_ns = world.others_finish_ns(replica)
         if finish_ns is not None:
-            count = min(count, int(np.searchsorted(starts + durations, finish_ns)))
+            count = min(count, int(ends.searchsorted(finish_ns)))
         if count < MIN_STRETCH:
             return 0
         snapshot = replica.next_snapshot
         assert snapshot is not None
-        durations, starts = durations[:count], starts[:count]
-        total_ns = int(durations.sum())
+        ended_ns = int(ends[count - 1])
+        total_ns = ended_ns - started_ns
         self._decode_ns = max(int(durations[0]), 1)
-        table = np.zeros((count, len(STEP_TABLE_COLUMNS)), np.int64)
-        table[:, 0], table[:, 1] = starts, durations
-        table[:, 2:_H2D] = self._state(plan, snapshot)
-        table[:, _H2D] = _series(cost.h2d_bytes, count)
-        table[:, _H2D + 1] = _series(cost.d2h_bytes, count)
-        table[:, _H2D + 2] = _series(load.missed_millirows, count)
-        table[:, _H2D + 3] = snapshot.preemptions
-        for column, value in enumerate(cost.terms.values(), len(BASE_COLUMNS)):
-            table[:, column] = _series(value, count)
+        moved = (cost.h2d_bytes, cost.d2h_bytes, load.missed_millirows, snapshot.preemptions)
+        state = self._state(plan, snapshot)
+        table = self.steps.extend(count, (starts, durations, *state, *moved, *cost.terms.values()))
         self._note_admissions(plan, started_ns)
         self._count_blocked(snapshot, total_ns, count)
         snapshot = replica.snapshot()  # requests that arrived since the first plan wait behind a blocked head
@@ -206,10 +201,9 @@ class Gang:
             snapshot = replica.snapshot_of(census)
             table[at_round:, 2:_H2D] = self._state(plan, snapshot)
         replica.next_snapshot = snapshot
-        self.steps.extend(table)
-        world.clock.stretch(plan.decodes.num_requests, replica.last_end, starts + durations)
+        world.clock.stretch(plan.decodes.num_requests, replica.last_end, ends[:count])
         decodes = replace(plan.decodes, context_tokens=plan.decodes.context_tokens + count)
-        replica.busy_until_ns = started_ns + total_ns
+        replica.busy_until_ns = ended_ns
         replica.next_plan = replace(plan, plan_id=plan.plan_id + count, decodes=decodes, actions=())
         return total_ns
 
@@ -232,10 +226,7 @@ class Gang:
         """The columns between ``duration_ns`` and ``h2d_bytes``."""
         decodes = len(plan.decodes.request_ids)
         prefill = sum([chunk.num_tokens for chunk in plan.prefills]) if plan.prefills else 0
-        return (
-            decodes, decodes * plan.decodes.query_tokens, prefill, s.running, s.waiting, s.num_full,
-            s.num_mixed, s.num_none, s.free, s.index, s.pinned, s.released, s.hot, s.other, s.host,
-        )  # fmt: skip
+        return (decodes, decodes * plan.decodes.query_tokens, prefill, *s.state)
 
     def _record(
         self,
@@ -261,7 +252,3 @@ class Gang:
         d2h += max(d2h_bytes for _, d2h_bytes in moved)
         priced: Iterable[Any] = slowest.terms.values()
         self.steps.append((started_ns, duration_ns, *state, h2d, d2h, missed, preemptions, *priced))
-
-
-def _series(value: Any, count: int) -> Any:
-    return value[:count] if isinstance(value, np.ndarray) else value

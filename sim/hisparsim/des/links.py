@@ -27,7 +27,7 @@ from enum import Enum
 import simpy
 
 from hisparsim.cost.link_rates import LinkRates
-from hisparsim.cost.model import Background
+from hisparsim.cost.model import QUIET, Background
 
 NANO = 1_000_000_000
 """Nano-bytes a byte, and nanoseconds a second."""
@@ -293,6 +293,8 @@ class HostLink:
     def background(self) -> Background:
         """Query: what the flows move now, for pricing a step that shares the link with them."""
         h2d, d2h = self.lanes
+        if not (h2d.flows or d2h.flows):
+            return QUIET
         return Background(h2d_bytes_per_s=float(h2d.rate), d2h_bytes_per_s=float(d2h.rate))
 
     def moved_bytes(self, direction: Direction) -> int:

@@ -44,17 +44,27 @@ class StepTable:
         self.num_rows = 0
 
     def append(self, row: Sequence[int]) -> None:
-        self._room(1)
+        if self.num_rows == len(self._rows):
+            self._make_room(1)
         self._rows[self.num_rows] = row
         self.num_rows += 1
 
-    def extend(self, rows: NDArray[np.int64]) -> None:
-        """Append [k, columns]."""
-        self._room(len(rows))
-        self._rows[self.num_rows : self.num_rows + len(rows)] = rows
-        self.num_rows += len(rows)
+    def extend(self, count: int, columns: Sequence[int | NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Append so many rows, of each column a plain number or one value a row or more.
 
-    def _room(self, count: int) -> None:
+        Returns:
+            [count, columns] the new rows, to be changed before anything else is appended.
+        """
+        self._make_room(count)
+        rows = self._rows[self.num_rows : self.num_rows + count]
+        self.num_rows += count
+        rows[:] = [0 if isinstance(value, np.ndarray) else value for value in columns]
+        for column, value in enumerate(columns):
+            if isinstance(value, np.ndarray):
+                rows[:, column] = value[:count]
+        return rows
+
+    def _make_room(self, count: int) -> None:
         while self.num_rows + count > len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
 
@@ -115,10 +125,12 @@ class TokenClock:
 
     def stretch(self, num_steady: int, last_end: StepEnd, ends_ns: NDArray[np.int64]) -> None:
         """So many steady decodes gained one token at each of these times."""
-        gaps = self._gaps
-        for gap in np.diff(ends_ns, prepend=last_end.time_ns).tolist():
+        gaps, before = self._gaps, last_end.time_ns
+        for end in ends_ns.tolist():
+            gap = end - before
             gaps[gap] = gaps.get(gap, 0) + num_steady
-        last_end.time_ns = int(ends_ns[-1])
+            before = end
+        last_end.time_ns = before
 
     def gap_weights(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(gap_ns, weight), sorted by gap."""

@@ -31,17 +31,17 @@ class RowCounts:
 
     def add(self, rows: StretchRows, num_steps: int) -> None:
         """Count the first steps of a stretch."""
-        self.selected += int(rows.selected[:num_steps].sum())
-        self.looked_up += int(rows.looked_up[:num_steps].sum())
-        self.missed += int(rows.missed[:num_steps].sum())
+        self.selected += _sum_of_first(rows.selected, num_steps)
+        self.looked_up += _sum_of_first(rows.looked_up, num_steps)
+        self.missed += _sum_of_first(rows.missed, num_steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StretchRows:
     """As :class:`RowCounts`, [k] for each step of a stretch."""
 
-    missed: Counts
-    looked_up: Counts
+    missed: Counts | int
+    looked_up: Counts | int
     selected: Counts
 
 
@@ -49,18 +49,9 @@ class StretchRows:
 class Snapshot:
     """The state after a plan was made, taken for its step's record."""
 
-    running: int
+    state: tuple[int, ...]
+    """The columns of its step from ``running`` to ``host_blocks_used``."""
     waiting: int
-    num_full: int
-    num_mixed: int
-    num_none: int
-    free: int
-    index: int
-    pinned: int
-    released: int
-    hot: int
-    other: int
-    host: int
     preemptions: int
     blocked_by: str | None
     waited: bool
@@ -105,24 +96,14 @@ class Replica:
     def snapshot_of(self, census: Census) -> Snapshot:
         """Counts with those of the policy's memory given. Changes nothing."""
         core = self.core
+        waiting, notes = len(core.waiting), core.notes
         shared = max(-census.orphans, 0)  # indexer pages that several requests count and the pool holds once
-        return Snapshot(
-            len(core.running),
-            len(core.waiting),
-            census.num_full,
-            census.num_mixed,
-            census.num_none,
-            census.free,
-            census.index - shared,
-            census.resident_pinned,
-            census.resident_released,
-            census.hot,
-            census.orphans + shared,
-            census.host_used,
-            core.num_preemptions,
-            core.notes.blocked_by,
-            core.notes.waited,
-        )
+        state = (
+            len(core.running), waiting, census.num_full, census.num_mixed, census.num_none, census.free,
+            census.index - shared, census.resident_pinned, census.resident_released, census.hot,
+            census.orphans + shared, census.host_used,
+        )  # fmt: skip
+        return Snapshot(state, waiting, core.num_preemptions, notes.blocked_by, notes.waited)
 
     def _hot_rows(
         self, decodes: DecodeBatch, context: Counts, resident: Counts, pages: Counts, selected: Counts
@@ -157,11 +138,15 @@ class Replica:
     def stretch_load(self, plan: StepPlan, num_steps: int) -> tuple[StepLoad, StretchRows]:
         """The load of so many quiet steps that start with a plan, and where their selections fall."""
         decodes: DecodeBatch = plan.decodes
-        shape = (num_steps, len(decodes.request_ids))
-        grown = decodes.context_tokens[None, :] + np.arange(num_steps, dtype=np.int64)[:, None]
-        selected = np.minimum(grown, self.top_k) * (1000 * decodes.query_tokens)
-        looked_up = missed = np.zeros(num_steps, np.int64)
-        if decodes.hot_rows and (decodes.resident_pages < decodes.pages).any():
+        hot_requests = 0
+        looked_up: Counts | int = 0
+        missed: Counts | int = 0
+        if decodes.hot_rows:
+            hot_requests = int(np.count_nonzero(decodes.resident_pages < decodes.pages))
+        if hot_requests:
+            shape = (num_steps, len(decodes.request_ids))
+            grown = decodes.context_tokens[None, :] + np.arange(num_steps, dtype=np.int64)[:, None]
+            selected = np.minimum(grown, self.top_k) * (1000 * decodes.query_tokens)
             resident = np.broadcast_to(decodes.resident_pages, shape).ravel()
             pages = np.broadcast_to(decodes.pages, shape).ravel()
             parts = self._hot_rows(decodes, grown.ravel(), resident, pages, selected.ravel())
@@ -172,11 +157,11 @@ class Replica:
             top_k=self.top_k,
             resolve=self.core.policy.uses_groups,
             graph_requests=plan.graph_bucket or 0,
-            hot_requests=int(np.count_nonzero(decodes.resident_pages < decodes.pages)),
+            hot_requests=hot_requests,
             missed_millirows=missed,
             mirrored_tokens=plan.mirrored_tokens,
         )
-        return load, StretchRows(missed, looked_up, selected.sum(axis=1))
+        return load, StretchRows(missed, looked_up, 1000 * np.asarray(load.selected_rows))
 
     def moved_bytes(self) -> tuple[int, int]:
         """(to the GPU, to the host) bytes that flows moved since the last call."""

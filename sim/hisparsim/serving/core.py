@@ -179,9 +179,10 @@ class ServingCore:
             self.policy.end_step(self._running.for_end_of_step(chosen, counts, woken))
         self.notes.scheduled = tuple(chosen)
         self.notes.steady = self._steady.members
-        starts_load = any(isinstance(action, Load | Restore) for action in self.policy.actions)
-        if not chosen and not self.notes.steady and not starts_load:
-            return Idle(self.notes.blocked_by or "no request is ready")
+        if not chosen and not self.notes.steady:
+            starts_load = any(isinstance(action, Load | Restore) for action in self.policy.actions)
+            if not starts_load:
+                return Idle(self.notes.blocked_by or "no request is ready")
         return self._maker.make(chosen, counts, num_running_chosen, self.notes)
 
     # -- completion -------------------------------------------------------------------------------
@@ -279,19 +280,17 @@ class ServingCore:
         or notified meanwhile.
         """
         steady, notes = self._steady, self.notes
-        if not len(steady) or len(steady) != len(self.running):
+        if notes.scheduled or not len(steady) or len(steady) != len(self.running):
             return 0
         if self.waiting and notes.blocked_by not in ("gpu_blocks", "host_blocks", "max_num_seqs"):
             return 0
         if self.waiting and self._memory_moved:
             return 0  # the head may get in now
-        if len(self._plans) != 1 or self._departures.late:
+        if len(self._plans) != 1 or self._plans[0].requests or self._departures.late:
             return 0
         if self._news and not all(isinstance(action, Finish) for action in self._news):
             return 0
         if self.policy.actions or self.policy.looks_at_all():
-            return 0
-        if any(plan.requests for plan in self._plans) or notes.scheduled:
             return 0
         if self.policy.grows_quietly:
             pages = self.policy.pool.num_free // len(self.running) - 1

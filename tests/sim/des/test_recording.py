@@ -131,7 +131,10 @@ def test_a_step_table_grows_by_rows_and_by_blocks_of_rows() -> None:
     rows = [[index, 2 * index] for index in range(5_000)]
     for row in rows[:1_500]:
         table.append(row)
-    table.extend(np.array(rows[1_500:]))
+    first, second = np.array(rows[1_500:4_000]).T
+    table.extend(2_500, (first, second))
+    ones = table.extend(1_000, (7, np.arange(8_000, 10_100, 2)))
+    ones[:, 0] = np.arange(4_000, 5_000)
     columns = table.as_columns()
     assert columns["a"].tolist() == [row[0] for row in rows]
     assert columns["b"].tolist() == [row[1] for row in rows]
