@@ -167,25 +167,32 @@ def write_csv(rows: Iterable[BenchRow], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[BenchRow]:
-    """Read what `write_csv` wrote. Raises `BenchFileError` for a file without its columns."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        absent = [field.name for field in fields(BenchRow) if field.name not in (reader.fieldnames or ())]
-        if absent:
-            raise BenchFileError(
-                f"{path} has no column {', '.join(absent)}; it must be a file that `bench --out` wrote"
-            )
-        return [
-            BenchRow(
-                **{
-                    name: entry[name]
-                    for name in ("kernel", "case", "implementation", "device", "arch", "roof")
-                },
-                time_us=float(entry["time_us"]),
-                gb_per_s=float(entry["gb_per_s"]),
-                cold_us=float(entry["cold_us"]) if entry["cold_us"] else None,
-                tflop_per_s=float(entry["tflop_per_s"]) if entry["tflop_per_s"] else None,
-                share_of_roof=float(entry["share_of_roof"]) if entry["share_of_roof"] else None,
-            )
-            for entry in reader
-        ]
+    """Read what `write_csv` wrote. Raises `BenchFileError` for a file that it did not write."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            absent = [field.name for field in fields(BenchRow) if field.name not in (reader.fieldnames or ())]
+            if absent:
+                raise BenchFileError(
+                    f"{path} has no column {', '.join(absent)}; it must be a file that `bench --out` wrote"
+                )
+            return [_row(path, reader.line_num, entry) for entry in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BenchFileError(
+            f"{path} is no CSV file: {error}; it must be one that `bench --out` wrote"
+        ) from None
+
+
+def _row(path: Path, line: int, entry: dict[str, str]) -> BenchRow:
+    """A row of the file; empty fields are None. Raises `BenchFileError` for what is no number."""
+    try:
+        return BenchRow(
+            **{name: entry[name] for name in ("kernel", "case", "implementation", "device", "arch", "roof")},
+            time_us=float(entry["time_us"]),
+            gb_per_s=float(entry["gb_per_s"]),
+            cold_us=float(entry["cold_us"]) if entry["cold_us"] else None,
+            tflop_per_s=float(entry["tflop_per_s"]) if entry["tflop_per_s"] else None,
+            share_of_roof=float(entry["share_of_roof"]) if entry["share_of_roof"] else None,
+        )
+    except (TypeError, ValueError) as error:
+        raise BenchFileError(f"{path}:{line}: {error}; it must be a file that `bench --out` wrote") from None

@@ -49,6 +49,7 @@ def realrun(
     printed and written all the same.
     """
     from hisparsim.results.directory import refuse_existing
+    from hisparsim.serving.policies.faults import policy_faults
     from hisparsim.specs.scenario import Scenario
     from hisparsim_traces import load
 
@@ -75,7 +76,9 @@ def realrun(
         with tempfile.TemporaryDirectory(prefix="hisparsim-slice-") as folder:
             chosen = sliced_scenario(Scenario.load(scenario, settings), layers, experts, Path(folder))
             loaded = load(trace, limit=chosen.workload.limit)
-            _show(run_real(chosen, loaded, options, crew=crew), out, as_json)
+            with policy_faults(chosen.policy.name):
+                run = run_real(chosen, loaded, options, crew=crew)
+            _show(run, out, as_json)
     except RunDied as death:
         if death.run is not None:
             _show(death.run, out, as_json)

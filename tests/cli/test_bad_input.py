@@ -107,6 +107,11 @@ def test_a_file_that_is_no_trace(name: str, tmp_path: Path, capsys: pytest.Captu
         (("openhands", "--set", "parallel.tp=16"), ("16", "8")),
         (("openhands", "--scenario", "missing.toml"), ("missing.toml", "does not exist")),
         (("openhands", "--limit", "0"), ("--limit",)),
+        (("openhands", "--set", "cost.calibration=c.json"), ("cost.source=calibration:c.json",)),
+        (("openhands", "--set", "cost.resolve_us=1e18"), ("cost.resolve_us", "1e18")),
+        (("openhands", "--set", "links.gather_gb_per_s=1e-12"), ("links.gather_gb_per_s", "0.001")),
+        (("openhands", "--set", "kv.gpu_kv_gib=1e12"), ("kv.gpu_kv_gib", "140.4 GiB")),
+        (("openhands", "--set", "kv.prefix_offload_gib=1e-9", "--policy", "prefix-offload"), ("no page",)),
     ],
 )  # fmt: skip
 def test_a_wrong_argument(
@@ -208,6 +213,121 @@ def test_a_policy_file_that_is_wrong(kind: str, tmp_path: Path, capsys: pytest.C
     assert replay("openhands", "--policy", "mine.py:Mine", "--limit", "20", "--check") == USER_ERROR
     assert word in one_line(capsys)
     assert not (tmp_path / "out").exists()
+
+
+RAISING = """
+from hisparsim.serving.policies.gpu_only import GpuOnly
+class Raises(GpuOnly):
+    def leave(self, request, *, finished, in_flight): return {}["no such key"]
+class Exits(GpuOnly):
+    def leave(self, request, *, finished, in_flight): raise SystemExit(0)
+class Narrow(GpuOnly):
+    def leave(self, request): return None
+class Born(GpuOnly):
+    def __init__(self, *rest, **named): raise RuntimeError("not today")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Raises", ("KeyError: 'no such key'", "in leave, line 4 of mine.py")),
+        ("Exits", ("SystemExit",)),
+        ("Narrow", ("TypeError", "finished")),
+        ("Born", ("not today", "__init__")),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "sweep", "goodput"])
+def test_what_a_policy_raises_is_told_with_its_place(
+    command: str, name: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(RAISING)
+    policy = f"mine.py:{name}"
+    arguments = {
+        "replay": ["replay", "openhands", "--policy", policy, "--out", "out"],
+        "sweep": ["sweep", "--trace", "openhands", "--axis", f"policy={policy}"],
+        "goodput": ["goodput", "openhands", "--policy", policy, "--slo", "ttft_s.p99=9", "--seed", "0"],
+    }[command]
+    assert run([*arguments, "--limit", "20", "--jobs", "1"]) == USER_ERROR
+    line = one_line(capsys)
+    assert all(word in line for word in (policy, *words)), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_file_that_leaves_the_process_when_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit\n")
+    assert replay("openhands", "--policy", "mine.py:Mine") == USER_ERROR
+    assert "cannot be imported: SystemExit" in one_line(capsys)
+
+
+PRESETS = {
+    "itself": ('base = "mine.toml"\n', "based on itself"),
+    "number": ("base = 3\n", "base = 3"),
+    "without": ('base = "h200x8"\nwithout = 5\n', "without = 5"),
+    "table": ('base = "h200x8"\n[num_gpus]\nx = 1\n', "num_gpus"),
+}
+
+
+@pytest.mark.parametrize("kind", list(PRESETS))
+def test_a_preset_file_that_is_wrong(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, word = PRESETS[kind]
+    (tmp_path / "mine.toml").write_text(text)
+    assert run(["scenario", "show", "--set", "node.preset=mine.toml"]) == USER_ERROR
+    captured = capsys.readouterr()
+    assert word in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["seed = true\n", "[kv]\nhot_rows = true\n", "[kv]\nhost_pool_gib = false\n"]
+)
+def test_a_truth_value_is_no_number(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    assert replay("openhands", "--scenario", "mine.toml") == USER_ERROR
+    assert "true or false" in one_line(capsys)
+
+
+def test_an_output_directory_that_cannot_be_made_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert run(["replay", "openhands", "--out", "file/out"]) == USER_ERROR
+    line = one_line(capsys)
+    assert "file/out" in line and "is a file" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["capacity", "--host-gib", "nan"], ("nan", "positive")),
+        (["capacity", "--host-gib", "inf"], ("inf", "leave it out")),
+        (["capacity", "--host-gib", "1e300"], ("1e+300", "leave it out")),
+        (["explain", "--context", "-5"], ("-5 tokens",)),
+        (["goodput", "openhands", "--slo", "ttft_s.p99=-1"], ("ttft_s.p99=-1", "below 0")),
+        (["goodput", "openhands", "--slo", "ttft_s.p99=0"], ("ttft_s.p99=0", "at 0")),
+        (["scenario", "from-command", "@launch.sh"], ("launch.sh", "not text")),
+        (["calibrate", "--out", "."], ("is a directory",)),
+        (["calibrate", "--out", "launch.sh/c.json"], ("launch.sh", "is a file")),
+        (["validate", "--policy", "hybird"], ("hybird", "hybrid")),
+        (["kernels", "plot", "launch.sh", "--out", "x.png"], ("launch.sh", "no CSV file")),
+    ],
+)
+def test_a_value_out_of_range_is_named(
+    arguments: list[str], words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "launch.sh").write_bytes(bytes(range(128, 256)))
+    assert run(arguments) == USER_ERROR
+    line = one_line(capsys)
+    assert all(word in line for word in words), line
+
+
+def test_a_sweep_of_which_nothing_can_run_leaves_no_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", "--trace", "openhands", "--axis", "kv.hot_rows=1,2", "--out", "out"]) == USER_ERROR
+    assert "none of the 2 scenarios can be run" in one_line(capsys)
+    nothing_written(tmp_path)
 
 
 @pytest.mark.parametrize(

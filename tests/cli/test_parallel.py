@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_simulation import square
+from fake_simulation import leave, square
 
-from hisparsim.cli.parallel import run_each
+from hisparsim.cli.parallel import WorkerDiedError, run_each
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
@@ -24,6 +24,11 @@ def test_results_come_in_the_items_order_whatever_the_number_of_workers(num_work
 def test_the_first_error_is_raised_as_itself(num_workers: int) -> None:
     with pytest.raises(ValueError, match="-1 is negative"):
         run_each(square, [2, -1, 3], num_workers, lambda *_: None, lambda *_: None)
+
+
+def test_a_worker_that_is_gone_is_one_clear_error() -> None:
+    with pytest.raises(WorkerDiedError, match=r"killed, or out of memory.*--jobs 1"):
+        run_each(leave, [1, 2], 2, lambda *_: None, lambda *_: None)
 
 
 INTERRUPTED_RUN = """

@@ -165,6 +165,49 @@ def test_what_is_no_launch_line_is_refused_in_one_line(line: str, said: str) -> 
     assert "\n" not in str(refusal.value)
 
 
+PLAIN_VLLM = "vllm serve zai-org/GLM-5 -tp 8"
+PLAIN_SGLANG = "python -m sglang.launch_server --model-path zai-org/GLM-5 --tp 8"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("vllm serve zai-org/GLM-5 -tp 0", "tensor-parallel-size '0': at least 1"),
+        (f"{PLAIN_VLLM} --max-num-seqs -3", "max-num-seqs '-3': at least 1"),
+        (f"{PLAIN_VLLM} --max-num-seqs inf", "whole number"),
+        (
+            f"""{PLAIN_VLLM} --kv-transfer-config '{{"kv_connector": "HiSparseConnector",
+              "kv_connector_extra_config": 5}}'""",
+            "kv_connector_extra_config 5: a JSON object",
+        ),
+        (
+            f"""{PLAIN_VLLM} --kv-transfer-config '{{"kv_connector": "HiSparseConnector",
+              "kv_connector_extra_config": {{"host_pool_gib": "much"}}}}'""",
+            "host_pool_gib 'much': a number",
+        ),
+        (
+            f"""{PLAIN_VLLM} --kv-transfer-config '{{"kv_connector": "MultiConnector",
+              "kv_connector_extra_config": {{"connectors": 5}}}}'""",
+            "connectors 5: a list",
+        ),
+        (f"{PLAIN_VLLM} --attention-config.hisparse_config 7", "hisparse_config '7': a JSON object"),
+        (
+            f"""{PLAIN_VLLM} --speculative-config '{{"num_speculative_tokens": "x"}}'""",
+            "num_speculative_tokens 'x'",
+        ),
+        (f"{PLAIN_SGLANG} --dp 3 --enable-dp-attention", "does not divide"),
+        (f"""{PLAIN_SGLANG} --enable-hisparse --hisparse-config '{{"top_k": "a"}}'""", "top_k 'a'"),
+        (
+            f"""{PLAIN_SGLANG} --enable-hisparse --hisparse-config '{{"host_to_device_ratio": "nan"}}'""",
+            "host_to_device_ratio 'nan'",
+        ),
+    ],
+)
+def test_a_flag_of_the_wrong_kind_is_named_with_its_value(line: str, said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        translate_command(line)
+
+
 def test_switches_do_not_swallow_the_model_behind_them() -> None:
     read = read_command(
         "vllm serve --trust-remote-code --enable-expert-parallel GLM-5.3-FP8 --max-num-seqs 8"

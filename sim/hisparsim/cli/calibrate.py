@@ -35,9 +35,11 @@ def calibrate(
     The probes' requests are their own: no workload that is validated later is among them.
     """
     from hisparsim.cost.calibration_file import write_calibration
+    from hisparsim.results.directory import refuse_unwritable
     from hisparsim_realrun.calibration import calibrate as measure
     from hisparsim_realrun.options import RunOptions
 
+    refuse_unwritable(out)
     with tempfile.TemporaryDirectory(prefix="hisparsim-slice-") as folder:
         chosen = scenario_of_device(device, scenario, overrides, layers, experts, Path(folder))
         run = measure(chosen, RunOptions(device=device, threads=threads), scale=scale, progress=say)

@@ -76,7 +76,10 @@ def capacity(
             _print_table(counted, contexts)
         if plot is not None:
             _draw(counted, plot)
-    except (ScenarioError, OSError) as error:
+    except OSError as error:
+        typer.echo(f"error: {error.filename or plot}: {error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
+    except ScenarioError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
 

@@ -39,6 +39,7 @@ def goodput(
     """Find by bisection the highest arrival rate or concurrency that each policy sustains under an SLO."""
     from hisparsim.serving.policies import policy_class
     from hisparsim.specs.scenario import Scenario
+    from hisparsim.sweep.errors import SweepError
     from hisparsim.sweep.goodput import Load, find_goodput
     from hisparsim.sweep.ranking import parse_slo
     from hisparsim.sweep.runner import running
@@ -63,6 +64,8 @@ def goodput(
         ) as runner,
     ):
         found = find_goodput(base, played, names, objectives, kind, seeds, runner, "trace")
+    if all(each.error is not None for each in found):
+        raise SweepError(f"no policy can be run here; {found[0].policy}: {found[0].error}")
     if as_json:
         print_json({"policies": [_row(each, kind) for each in found]})
         return

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -16,6 +17,11 @@ Report: TypeAlias = Callable[[int], None]
 """Told how much of an item is done, in units of the function's choice."""
 
 POLL_S = 0.1
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process is gone before its item was done."""
+
 
 _board: MutableSequence[int] = []
 """In a worker: the memory shared with the parent, one number an item."""
@@ -34,6 +40,9 @@ def run_each(
     one worker everything runs in this process. Otherwise each worker is a fresh process (``spawn``), so
     function, items and results must pickle. The first error ends the other workers and is raised; so does an
     interrupt.
+
+    Raises:
+        WorkerDiedError: a worker was killed, or ran out of memory.
     """
     num_workers = min(num_workers, len(items))
     if num_workers <= 1:
@@ -58,10 +67,15 @@ def run_each(
                     i = waiting.pop(future)
                     done[i] = future.result()
                     on_done(i, done[i])
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise WorkerDiedError(
+                    "a worker process ended before its run was done (killed, or out of memory); --jobs 1 "
+                    "runs one at a time"
+                ) from None
             raise
     return [done[i] for i in range(len(items))]
 

@@ -109,8 +109,10 @@ def load_whole(source: str, limit: int | None, format_name: str | None) -> Trace
 def run_job(job: Job, report: Report) -> RunResult:
     """Query: the run, with the origin of every scenario value; reports how many requests have finished."""
     import hisparsim
+    from hisparsim.serving.policies.faults import policy_faults
 
-    result = hisparsim.simulate(job.scenario, job.trace, check=job.check, progress=report)
+    with policy_faults(job.scenario.policy.name):
+        result = hisparsim.simulate(job.scenario, job.trace, check=job.check, progress=report)
     resolved = [
         {"key": value.key, "value": value.value, "origin": value.origin.value, "source": value.source}
         for value in job.scenario.resolved()

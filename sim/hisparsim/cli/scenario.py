@@ -81,7 +81,7 @@ def from_command(
     """
     from hisparsim.launch import translate_command
 
-    text = Path(command[1:]).read_text(encoding="utf-8") if command.startswith("@") else command
+    text = _launch_line(Path(command[1:])) if command.startswith("@") else command
     made = translate_command(text, node=node)
     made.scenario()
     if as_json:
@@ -122,6 +122,16 @@ def profile_from_counters(
         f"{counted.hits} hits, {counted.misses} misses: {profile.scale:.3g} x the misses of {base}; "
         f"use --set locality.profile={out}"
     )
+
+
+def _launch_line(file: Path) -> str:
+    """Query: the text of a file that holds a launch line."""
+    from hisparsim.launch import LaunchError
+
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise LaunchError(f"@{file} is not text: {error}") from None
 
 
 def _plain(value: Any) -> Any:

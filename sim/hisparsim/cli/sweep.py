@@ -69,6 +69,7 @@ def sweep(
     if dry_run:
         _print_estimate(plan, execution.jobs, as_json)
         return
+    _require_possible(plan)
     description, sha256 = plan.description(describe(kind, trials, plan.base.seed))
     with ExitStack() as stack:
         store: SweepStore | None = None
@@ -175,6 +176,15 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         bar = shown.add_task(what, total=total)
         yield lambda num: shown.update(bar, advance=num)
+
+
+def _require_possible(plan: Plan) -> None:
+    """Query: raise SweepError where no scenario of the plan can be run, before anything is written."""
+    from hisparsim.sweep.errors import SweepError
+
+    errors = [planned.error for planned in plan.planned if planned.task is None]
+    if errors and len(errors) == len(plan.planned):
+        raise SweepError(f"none of the {len(errors)} scenarios can be run; the first: {errors[0]}")
 
 
 def _require_some(table: SweepTable) -> None:

@@ -54,6 +54,7 @@ def validate(
 
     from hisparsim.results.directory import refuse_existing
     from hisparsim.serving.policies import POLICIES as KNOWN
+    from hisparsim.serving.policies import policy_class
     from hisparsim_realrun.calibration_source import FileCalibration, SpreadCalibration
     from hisparsim_realrun.devices import open_device
     from hisparsim_realrun.machine import describe_machine, versions
@@ -69,6 +70,8 @@ def validate(
     chosen_policies = tuple(
         policy or (name for name in (KNOWN if every_policy else POLICIES) if name != SERVES_NOTHING)
     )
+    for chosen in chosen_policies:
+        policy_class(chosen)
     with tempfile.TemporaryDirectory(prefix="hisparsim-validate-") as name:
         folder = Path(name)
         base = scenario_of_device(device, scenario, overrides, layers, experts, folder)

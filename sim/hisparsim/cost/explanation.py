@@ -123,6 +123,8 @@ def _check(scenario: Scenario, example: Example) -> None:
     longest = max(
         example.context_tokens if example.batch else 0, example.prefill_tokens + example.past_tokens
     )
+    if example.batch and example.context_tokens < 1:
+        longest = example.context_tokens
     if longest > limits.max_model_len or (example.batch and example.context_tokens < 1):
         raise ScenarioError(
             f"a request of {longest} tokens: contexts lie within 1..scheduler.max_model_len "

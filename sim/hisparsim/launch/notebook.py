@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,35 +56,59 @@ class Notebook:
         self.settings[key] = value
         self.origins[key] = origin
 
-    def whole(self, *names: str) -> int | None:
-        """Change: a flag's whole number; 142k, 8K and 1M count in thousands, as vLLM's do."""
+    def whole(self, *names: str, least: int | None = None) -> int | None:
+        """Change: a flag's whole number; 142k, 8K and 1M count in thousands, as vLLM's do.
+
+        Raises:
+            LaunchError: no whole number, or one below ``least``.
+        """
         value = self.take(*names)
         if value is None:
             return None
+        count = self.as_whole(f"--{names[0]}", value)
+        if least is not None and count < least:
+            raise LaunchError(f"--{names[0]} {value!r}: at least {least} is needed")
+        return count
+
+    @staticmethod
+    def as_whole(what: str, value: Any) -> int:
+        """Query: the whole number that a flag, or an entry of a JSON flag, gives."""
         text = str(value)
         factor = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}.get(text[-1:], 1)
         digits = text[:-1] if factor > 1 else text
         try:
             return round(float(digits) * factor)
-        except ValueError:
-            raise LaunchError(f"--{names[0]} {value!r}: a whole number is needed") from None
+        except (ValueError, OverflowError):
+            raise LaunchError(f"{what} {value!r}: a whole number is needed") from None
 
     def number(self, *names: str) -> float | None:
         """Change: a flag's number."""
         value = self.take(*names)
-        try:
-            return None if value is None else float(value)
-        except (TypeError, ValueError):
-            raise LaunchError(f"--{names[0]} {value!r}: a number is needed") from None
+        return None if value is None else self.as_number(f"--{names[0]}", value)
 
-    def json(self, name: str) -> dict[str, Any]:
-        """Change: a flag's JSON object, empty where it was not given."""
-        value = self.take(name)
+    @staticmethod
+    def as_number(what: str, value: Any) -> float:
+        """Query: the finite number that a flag, or an entry of a JSON flag, gives."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise LaunchError(f"{what} {value!r}: a number is needed")
+        return number
+
+    @staticmethod
+    def as_object(what: str, value: Any) -> dict[str, Any]:
+        """Query: an entry of a JSON flag that is an object itself, empty where it is left out."""
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise LaunchError(f"--{name} {value!r}: a JSON object is needed")
+            raise LaunchError(f"{what} {value!r}: a JSON object is needed")
         return dict(value)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Change: a flag's JSON object, empty where it was not given."""
+        return self.as_object(f"--{name}", self.take(name))
 
     def not_modelled(self, flag: str, why: str) -> None:
         """Change: name a flag that the simulation leaves out."""

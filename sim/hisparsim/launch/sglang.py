@@ -6,6 +6,7 @@ HiSparse (`--enable-hisparse`) keeps all KV on the host and a device buffer of 2
 
 from __future__ import annotations
 
+from hisparsim.launch.command import LaunchError
 from hisparsim.launch.notebook import Notebook
 from hisparsim.specs.kv_layout import PAGE_TOKENS
 
@@ -47,12 +48,16 @@ def translate_sglang(book: Notebook, top_k: int) -> None:
 
 
 def _parallel(book: Notebook) -> None:
-    tp = book.whole("tp-size", "tensor-parallel-size") or 1
-    dp = book.whole("dp-size", "data-parallel-size") or 1
-    ep = book.whole("ep-size", "ep", "expert-parallel-size") or 1
+    tp = book.whole("tp-size", "tensor-parallel-size", least=1) or 1
+    dp = book.whole("dp-size", "data-parallel-size", least=1) or 1
+    ep = book.whole("ep-size", "ep", "expert-parallel-size", least=1) or 1
     attention = book.take("enable-dp-attention")
     if attention:
-        book.set("parallel.tp", max(tp // dp, 1), "--tp-size / --dp-size under --enable-dp-attention")
+        if tp % dp:
+            raise LaunchError(
+                f"--dp-size {dp} does not divide --tp-size {tp}, as --enable-dp-attention needs"
+            )
+        book.set("parallel.tp", tp // dp, "--tp-size / --dp-size under --enable-dp-attention")
         book.set("parallel.dp", dp, "--dp-size")
         book.set("parallel.ep", True, "--enable-dp-attention shares the experts of all ranks")
         if ep == 1:
@@ -69,9 +74,14 @@ def _parallel(book: Notebook) -> None:
 
 def _scheduler(book: Notebook) -> None:
     chunk = book.whole("chunked-prefill-size")
+    if chunk is not None and chunk < 1:
+        book.not_modelled(
+            f"chunked-prefill-size {chunk}", "prompts are computed in chunks; the default is taken"
+        )
+        chunk = None
     origin = "--chunked-prefill-size" if chunk else "SGLang's default chunk"
     book.set("scheduler.max_num_batched_tokens", chunk or DEFAULT_CHUNK_TOKENS, origin)
-    running = book.whole("max-running-requests")
+    running = book.whole("max-running-requests", least=1)
     if running is not None:
         replicas = int(book.settings["parallel.dp"])
         book.set("scheduler.max_num_seqs", max(running // replicas, 1), "--max-running-requests, a replica")
@@ -101,12 +111,13 @@ def _hisparse(book: Notebook, top_k: int) -> None:
     config = book.json("hisparse-config")
     book.set("policy.name", "host-resident", "--enable-hisparse")
     book.set("kv.prefix_caching", False, "HiSparse needs the radix cache off")
-    wanted = int(config.pop("top_k", top_k))
+    wanted = book.as_whole("--hisparse-config.top_k", config.pop("top_k", top_k))
     if wanted != top_k:
         book.not_modelled(f"hisparse-config.top_k {wanted}", f"the model selects {top_k}")
-    rows = int(config.pop("device_buffer_size", DEFAULT_BUFFER_FACTOR * top_k))
+    given = config.pop("device_buffer_size", DEFAULT_BUFFER_FACTOR * top_k)
+    rows = book.as_whole("--hisparse-config.device_buffer_size", given)
     book.set("kv.hot_rows", rows, "hisparse-config.device_buffer_size")
-    ratio = float(config.pop(RATIO_KEY, DEFAULT_HOST_RATIO))
+    ratio = book.as_number(f"--hisparse-config.{RATIO_KEY}", config.pop(RATIO_KEY, DEFAULT_HOST_RATIO))
     book.set(RATIO_KEY, ratio, "hisparse-config.host_to_device_ratio")
     book.leftover("hisparse-config", config)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hisparsim.launch.command import LaunchError
 from hisparsim.launch.notebook import Notebook
 from hisparsim.specs.kv_layout import PAGE_TOKENS
 
@@ -46,7 +47,7 @@ def translate_vllm(book: Notebook) -> None:
 
 
 def _parallel(book: Notebook) -> None:
-    tp, dp = book.whole("tensor-parallel-size") or 1, book.whole("data-parallel-size") or 1
+    tp, dp = book.whole("tensor-parallel-size", least=1) or 1, book.whole("data-parallel-size", least=1) or 1
     book.set("parallel.tp", tp, "--tensor-parallel-size")
     book.set("parallel.dp", dp, "--data-parallel-size")
     if book.take("enable-expert-parallel"):
@@ -75,7 +76,7 @@ def _memory(book: Notebook) -> None:
 
 
 def _scheduler(book: Notebook) -> None:
-    tokens, seqs = book.whole("max-num-batched-tokens"), book.whole("max-num-seqs")
+    tokens, seqs = book.whole("max-num-batched-tokens", least=1), book.whole("max-num-seqs", least=1)
     default = "vLLM's default for large GPUs"
     book.set(
         "scheduler.max_num_batched_tokens",
@@ -96,14 +97,17 @@ def _scheduler(book: Notebook) -> None:
 def _connectors(book: Notebook) -> None:
     sparse: dict[str, Any] | None = None
     offloads_gib: float | None = None
-    for connector in _flattened(book.json("kv-transfer-config")):
+    for connector in _flattened(book, book.json("kv-transfer-config")):
         name = connector.pop("kv_connector", None)
-        extra = connector.pop("kv_connector_extra_config", {}) or {}
+        extra = book.as_object(
+            "--kv-transfer-config.kv_connector_extra_config", connector.pop("kv_connector_extra_config", None)
+        )
         connector.pop("kv_role", None)
         if name == "HiSparseConnector":
             sparse = extra
         elif name == "OffloadingConnector":
-            offloads_gib = float(extra.pop("cpu_bytes_to_use", 0)) / _GIB
+            given = extra.pop("cpu_bytes_to_use", 0)
+            offloads_gib = book.as_number("--kv-transfer-config.cpu_bytes_to_use", given) / _GIB
             extra.pop("spec_name", None)
             book.leftover("kv-transfer-config.OffloadingConnector", extra)
         elif name is not None:
@@ -114,7 +118,7 @@ def _connectors(book: Notebook) -> None:
         offloads_gib = size
         book.take("kv-offloading-backend")
     attention = book.json("attention-config")
-    options = attention.pop("hisparse_config", None) or {}
+    options = book.as_object("--attention-config.hisparse_config", attention.pop("hisparse_config", None))
     backend = attention.pop("backend", None)
     if backend is not None:
         book.notes.append(f"--attention-config.backend {backend}: kernels are priced by the cost source")
@@ -141,10 +145,12 @@ def _hisparse(book: Notebook, extra: dict[str, Any], options: dict[str, Any]) ->
     book.set("policy.name", "hybrid", "HiSparseConnector")
     pool = extra.pop("host_pool_gib", None)
     if pool is not None:
-        book.set("kv.host_pool_gib", float(pool), "host_pool_gib")
+        gib = book.as_number("--kv-transfer-config.host_pool_gib", pool)
+        book.set("kv.host_pool_gib", gib, "host_pool_gib")
     buffer = options.pop("device_buffer_size", None)
     if buffer is not None:
-        book.set("kv.hot_rows", int(buffer), "hisparse_config.device_buffer_size")
+        rows = book.as_whole("--attention-config.hisparse_config.device_buffer_size", buffer)
+        book.set("kv.hot_rows", rows, "hisparse_config.device_buffer_size")
     if not options.pop("eager_host_mirror", True):
         book.not_modelled(
             "attention-config.hisparse_config.eager_host_mirror", "rows are mirrored as they are written"
@@ -153,14 +159,17 @@ def _hisparse(book: Notebook, extra: dict[str, Any], options: dict[str, Any]) ->
     book.leftover("kv-transfer-config.HiSparseConnector", extra)
 
 
-def _flattened(transfer: dict[str, Any]) -> list[dict[str, Any]]:
+def _flattened(book: Notebook, transfer: dict[str, Any]) -> list[dict[str, Any]]:
     """Query: the connectors of a transfer configuration, those inside a MultiConnector one by one."""
     if not transfer:
         return []
     if transfer.get("kv_connector") != "MultiConnector":
         return [dict(transfer)]
-    extra = transfer.get("kv_connector_extra_config") or {}
-    return [dict(connector) for connector in extra.get("connectors", ())]
+    what = "--kv-transfer-config.kv_connector_extra_config"
+    connectors = book.as_object(what, transfer.get("kv_connector_extra_config")).get("connectors", [])
+    if not isinstance(connectors, list):
+        raise LaunchError(f"{what}.connectors {connectors!r}: a list of JSON objects is needed")
+    return [book.as_object(f"{what}.connectors", connector) for connector in connectors]
 
 
 def _speculation(book: Notebook) -> None:
@@ -168,7 +177,11 @@ def _speculation(book: Notebook) -> None:
     if not config:
         return
     drafts, method = config.pop("num_speculative_tokens", 1), config.pop("method", "mtp")
-    book.set("speculation.draft_tokens", int(drafts), "--speculative-config")
+    book.set(
+        "speculation.draft_tokens",
+        book.as_whole("--speculative-config.num_speculative_tokens", drafts),
+        "--speculative-config",
+    )
     if "mtp" not in str(method):
         book.not_modelled(f"speculative-config.method {method}", "drafts are priced as the model's MTP layer")
     book.notes.append("speculation.acceptance is not in a launch line: set it to what the server reports")

@@ -73,11 +73,29 @@ def published(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path) -> None:
-    """Query: raise RunDirectoryError where ``path`` exists; results are never written over."""
+    """Query: raise RunDirectoryError where ``path`` exists, or cannot be made.
+
+    Results are never written over.
+    """
     if path.exists():
         raise RunDirectoryError(
             f"{path}: exists already; results are never overwritten: give a new directory"
         )
+    refuse_unwritable(path)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Query: raise RunDirectoryError where no new file or directory can be made at ``path``.
+
+    Commands ask before anything runs, not after minutes of it.
+    """
+    if path.is_dir():
+        raise RunDirectoryError(f"{path}: is a directory: name the file to write")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise RunDirectoryError(f"{path}: cannot be made, {above} is a file: give another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"{path}: cannot be made, {above} must not be written: give another place")
 
 
 def write_run(result: RunResult, path: Path, decisions: Columns | None = None) -> None:

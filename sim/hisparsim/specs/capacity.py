@@ -32,6 +32,7 @@ from hisparsim.specs.setup import ACTIVE_TAIL_PAGES, MAX_HOT_ROWS, TRANSITION_PO
 from hisparsim.specs.weights import GIB, WeightFormat
 
 CALCULATOR_MAX_NUM_SEQS = 1024
+MAX_HOST_GIB = 1e9
 """The calculator's limit for each replica."""
 
 
@@ -108,9 +109,10 @@ class Capacity:
                 f"hot rows {self.hot_rows} are outside {self.model.index_top_k}..{MAX_HOT_ROWS}: at least "
                 f"top_k of {self.model.name}, at most what 16-bit slots number"
             )
-        if self.host_gib is not None and self.host_gib <= 0:
+        if self.host_gib is not None and not 0 < self.host_gib <= MAX_HOST_GIB:
             raise ScenarioError(
-                f"host memory {self.host_gib:g} GiB must be positive; leave it out for no limit"
+                f"host memory {self.host_gib:g} GiB must be positive and at most {MAX_HOST_GIB:g}; leave "
+                "it out for no limit"
             )
 
     # --- geometry ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from hisparsim.specs.errors import ScenarioError, UnknownNameError, nearest_key, unknown_name
 from hisparsim.specs.kv_layout import RowFormat, auto_row_format
@@ -75,6 +75,14 @@ class Scenario(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _seed_is_no_truth_value(cls, value: Any) -> Any:
+        """Query: the seed; a TOML `true` is no number."""
+        if isinstance(value, bool):
+            raise ValueError("input should not be true or false")
+        return value
 
     # --- reading -------------------------------------------------------------------------------------
 
@@ -311,6 +319,7 @@ def _parse(text: str, *, free: bool) -> Any:
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
-    message = first["msg"][:1].lower() + first["msg"][1:]
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{key} = {first['input']!r}: {message}{more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from hisparsim.specs.nodes import MemoryFigure
 from hisparsim.specs.weights import WeightFormat
@@ -14,8 +14,8 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Gib = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0)]
-"""GB/s; `inf` stands for a free link."""
+Rate = Annotated[float, Field(ge=0.001)]
+"""GB/s, at least a megabyte a second; `inf` stands for a free link."""
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -60,6 +60,15 @@ class Section(BaseModel):
     """A frozen section that knows all its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Query: the value; a TOML `true` is no number."""
+        field = cls.model_fields[info.field_name] if info.field_name else None
+        if isinstance(value, bool) and field is not None and field.annotation is not bool:
+            raise ValueError("input should not be true or false")
+        return value
 
 
 class ModelSection(Section):
@@ -188,7 +197,7 @@ class CostSection(Section):
         str | None, Field(description="file of hisparsim calibrate; set by cost.source=calibration:FILE")
     ] = None
     resolve_us: Annotated[
-        Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
+        Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None,
         Field(description="one residency resolve of one indexer layer, us; null = the source's figure"),
     ] = None
     front_end: Annotated[
@@ -205,6 +214,15 @@ class CostSection(Section):
             return values
         kind, _, file = source.partition(":")
         return {**values, "source": kind, "calibration": file or None}
+
+    @model_validator(mode="after")
+    def _file_has_an_effect(self) -> CostSection:
+        """Query: this section; a calibration that nothing would read is refused."""
+        if self.calibration is not None and "source" not in self.model_fields_set:
+            raise ValueError(
+                f"cost.calibration alone has no effect: give cost.source=calibration:{self.calibration}"
+            )
+        return self
 
 
 class LinksSection(Section):

@@ -182,6 +182,11 @@ def build_setup(scenario: Scenario, pool: PoolKind) -> ServingSetup:
     if num_gpu_blocks is None:
         num_gpu_blocks = int(gpu_kv_gib(scenario) * GIB) // block_bytes
     gpu_memory_bytes = node.gpu_memory_bytes(scenario.node.memory)
+    if kv.num_gpu_blocks is None and num_gpu_blocks * block_bytes > gpu_memory_bytes:
+        raise ScenarioError(
+            f"kv.gpu_kv_gib = {gpu_kv_gib(scenario):g} is more than the {gpu_memory_bytes / GIB:.1f} GiB of "
+            f"a {node.gpu_name}"
+        )
     if num_gpu_blocks * block_bytes > gpu_memory_bytes:
         raise ScenarioError(
             f"kv.num_gpu_blocks = {num_gpu_blocks} blocks of {block_bytes} bytes ({pool.value} pool) are "

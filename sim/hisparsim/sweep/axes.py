@@ -149,9 +149,13 @@ def _range(name: str, written: Mapping[str, Any]) -> Sequence[float | int]:
         what = f"unknown {sorted(unknown)[0]!r}" if unknown else f"{missing[0]!r} is missing"
         raise SweepError(f"axis {name}: a range is {{start, stop, num, log}}, {what}")
     start, stop, num, log = written["start"], written["stop"], written["num"], written.get("log", False)
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (start, stop))
+    numbers = all(
+        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in (start, stop)
+    )
     if not numbers or not isinstance(num, int) or isinstance(num, bool) or not isinstance(log, bool):
-        raise SweepError(f"axis {name}: start and stop are numbers, num a whole number, log true or false")
+        raise SweepError(
+            f"axis {name}: start and stop are finite numbers, num a whole number, log true or false"
+        )
     if num < 1:
         raise SweepError(f"axis {name} is empty: num = {num}, give at least 1")
     if log and (start <= 0 or stop <= 0):

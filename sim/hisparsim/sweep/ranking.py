@@ -110,6 +110,10 @@ def parse_slo(text: str) -> Constraint:
         value = math.nan
     if not equals or not math.isfinite(value):
         raise SweepError(f"--slo {text!r}: expected metric=number, such as ttft_s.p99=10")
+    if value < 0 or (value == 0 and metric.split(".")[0].endswith("_s")):
+        raise SweepError(
+            f"--slo {text!r}: no {metric} is {'below' if value else 'at'} 0; give a limit above it"
+        )
     return Constraint(metric, min=value) if metric in HIGHER_IS_BETTER else Constraint(metric, max=value)
 
 

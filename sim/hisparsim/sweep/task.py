@@ -23,9 +23,11 @@ class Task:
 def run_task(task: Task, trace: Trace) -> dict[str, Cell]:
     """Query: the record of the run; an error that the scenario or its policy causes is a record too."""
     import hisparsim
+    from hisparsim.serving.policies.faults import policy_faults
 
     try:
-        result = hisparsim.simulate(task.scenario, trace)
+        with policy_faults(task.scenario.policy.name):
+            result = hisparsim.simulate(task.scenario, trace)
     except MemoryError:
         raise
     except Exception as error:  # a user's policy may raise anything: that run fails, the sweep goes on

@@ -56,8 +56,9 @@ def _from_file(name: str) -> object:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise PolicyError(f"policy file {path_text!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        told = str(error) or type(error).__name__
+        raise PolicyError(f"policy file {path_text!r} cannot be imported: {told}") from error
     if not hasattr(module, class_name):
         raise PolicyError(f"policy file {path_text!r} has no class {class_name!r}")
     return getattr(module, class_name)

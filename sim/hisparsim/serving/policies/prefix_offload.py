@@ -41,7 +41,7 @@ class PrefixOffload(GpuOnly):
     def __init__(self, limits: ServingLimits, **options: Any) -> None:
         super().__init__(limits, **options)
         if limits.offload_blocks < 1:
-            raise PolicyError(f"policy {self.name} needs a host tier (kv.prefix_offload_gib)")
+            raise PolicyError(f"policy {self.name}: its host tier holds no page; raise kv.prefix_offload_gib")
         self.tier = BlockPool(limits.offload_blocks + 1, "offload tier")
         self._next_transfer = 0
         self._stores: dict[int, tuple[IntArray, IntArray, list[int]]] = {}  # GPU blocks, tier blocks, keys

@@ -47,8 +47,18 @@ def preset_names(kind: PresetKind) -> tuple[str, ...]:
 def load_preset(kind: PresetKind, name: str) -> Preset:
     """Query: the preset called `name`, or read from a file where `name` ends in `.toml`.
 
-    Raises UnknownNameError for an unknown name and ScenarioError for a file that is missing or not TOML.
+    Raises UnknownNameError for an unknown name and ScenarioError for a file that is missing, not TOML, or
+    based on itself.
     """
+    return _load(kind, name, ())
+
+
+def _load(kind: PresetKind, name: str, above: tuple[str, ...]) -> Preset:
+    """Query: as `load_preset`; `above` are the presets that are based on this one."""
+    if name in above:
+        raise ScenarioError(
+            f"{kind.noun} preset file {name!r} is based on itself: {' -> '.join([*above, name])}"
+        )
     if name.endswith(".toml"):
         path = Path(name)
     elif name in preset_names(kind):
@@ -65,9 +75,16 @@ def load_preset(kind: PresetKind, name: str) -> Preset:
     sources: dict[str, str] = {}
     base = table.pop("base", None)
     if base is not None:
-        parent = load_preset(kind, base)
+        if not isinstance(base, str):
+            raise ScenarioError(
+                f"{kind.noun} preset file {name!r}: base = {base!r}: give a preset's name or file"
+            )
+        parent = _load(kind, base, (*above, name))
         values, sources = parent.values, dict(parent.sources)
-    for key in table.pop("without", ()):
+    without = table.pop("without", [])
+    if not isinstance(without, list) or not all(isinstance(key, str) for key in without):
+        raise ScenarioError(f"{kind.noun} preset file {name!r}: without = {without!r}: give a list of keys")
+    for key in without:
         values.pop(key, None)
         sources.pop(key, None)
     _merge(table, values, sources, prefix="")
@@ -83,6 +100,8 @@ def _merge(table: dict[str, Any], values: dict[str, Any], sources: dict[str, str
             values[key] = entry["value"]
             sources[dotted] = str(entry.get("source", ""))
         elif isinstance(entry, dict):
-            _merge(entry, values.setdefault(key, {}), sources, prefix=f"{dotted}.")
+            inner = values.get(key)
+            values[key] = inner if isinstance(inner, dict) else {}
+            _merge(entry, values[key], sources, prefix=f"{dotted}.")
         else:
             values[key] = entry
