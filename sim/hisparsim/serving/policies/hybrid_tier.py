@@ -151,7 +151,7 @@ class HostTier:
 
     def _drop_pins(self, frames: IntArray) -> None:
         last = self._frames.ref[frames] == 1
-        if np.count_nonzero(last):  # pages of requests that left meanwhile
+        if np.any(last):  # pages of requests that left meanwhile
             self._frames.release(frames[last], group_major=False)
         self._frames.drop_shared_pin(frames[~last])
 
