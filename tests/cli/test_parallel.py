@@ -64,3 +64,25 @@ def test_an_interrupt_ends_the_workers_at_once_and_without_a_traceback(tmp_path:
     assert shown.splitlines()[-1] == "interrupted"
     assert complaints == ""
     assert process.returncode == 0
+
+
+def test_two_interrupts_of_a_replay_end_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from hisparsim.cli.app import main; main()", "replay", "conversation"]
+        + ["--jobs", "2", "--out", "out", "--set", "workload.time_scale=0.3"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=2)
+    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
+    shown, complaints = process.communicate(timeout=30)
+    assert shown == ""
+    assert complaints.splitlines()[-1] == "hisparsim: interrupted"
+    assert "Traceback" not in complaints
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []

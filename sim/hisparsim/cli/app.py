@@ -7,6 +7,7 @@ line on stderr, exit code 2. Results go to stdout, talk and progress to stderr.
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -141,7 +142,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Change: the console script; leaves the process."""
-    sys.exit(run())
+    code = run()
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not break into the way out
+    sys.exit(code)
 
 
 def _fail(message: str) -> int:

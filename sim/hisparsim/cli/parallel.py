@@ -68,9 +68,10 @@ def run_each(
                     done[i] = future.result()
                     on_done(i, done[i])
         except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
+            with _interrupts_held():
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise WorkerDiedError(
                     "a worker process ended before its run was done (killed, or out of memory); --jobs 1 "
