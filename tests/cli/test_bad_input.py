@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -295,6 +297,21 @@ def test_an_output_directory_that_cannot_be_made_is_told_before_anything_runs(
     assert run(["replay", "openhands", "--out", "file/out"]) == USER_ERROR
     line = one_line(capsys)
     assert "file/out" in line and "is a file" in line
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
+    try:
+        assert replay("openhands", "--limit", "30", "--policy", "gpu-only") == USER_ERROR
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "hisparsim: out: cannot be written (File too large)" in capsys.readouterr().err
+    nothing_written(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,18 @@ def test_an_interrupt_ends_the_workers_at_once_and_without_a_traceback(tmp_path:
     assert process.returncode == 0
 
 
+REPLAY = """
+import sys
+from hisparsim.cli.app import main
+sys.argv[1:] = ["replay", "conversation", "--jobs", "2", "--out", "out", "--set", "workload.time_scale=0.3"]
+if __name__ == "__main__":
+    main()
+"""
+
+
 def test_two_interrupts_of_a_replay_end_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from hisparsim.cli.app import main; main()", "replay", "conversation"]
-        + ["--jobs", "2", "--out", "out", "--set", "workload.time_scale=0.3"],
+        [sys.executable, "-c", REPLAY],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -130,7 +130,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         return _fail(error.format_message())
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
     except (ValueError, RuntimeError, AssertionError) as error:
         if type(error).__module__.split(".")[0] not in _PACKAGES:
             raise

@@ -77,7 +77,7 @@ def capacity(
         if plot is not None:
             _draw(counted, plot)
     except OSError as error:
-        typer.echo(f"error: {error.filename or plot}: {error.strerror or error}", err=True)
+        typer.echo(f"error: {error.filename or plot or 'stdout'}: {error.strerror or error}", err=True)
         raise typer.Exit(2) from None
     except ScenarioError as error:
         typer.echo(f"error: {error}", err=True)

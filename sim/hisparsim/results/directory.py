@@ -56,7 +56,7 @@ def published(path: Path) -> Iterator[Path]:
     On an error nothing is left; a killed process leaves at most a hidden ``.NAME.partial-PID`` beside it.
 
     Raises:
-        RunDirectoryError: ``path`` exists already.
+        RunDirectoryError: ``path`` exists already, or cannot be written (a full disk).
     """
     refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +67,11 @@ def published(path: Path) -> Iterator[Path]:
         yield partial
         refuse_existing(path)
         partial.rename(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            reason = os.strerror(error.errno)  # pyarrow's own words name no file
+            raise RunDirectoryError(f"{path}: cannot be written ({reason}); nothing is left of it") from None
         raise
 
 
