@@ -56,7 +56,8 @@ def published(path: Path) -> Iterator[Path]:
     On an error nothing is left; a killed process leaves at most a hidden ``.NAME.partial-PID`` beside it.
 
     Raises:
-        RunDirectoryError: ``path`` exists already, or cannot be written (a full disk).
+        RunDirectoryError: ``path`` exists already.
+        OSError: ``path``, which it names, cannot be written (a full disk).
     """
     refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,9 @@ def published(path: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError) and error.errno is not None:
-            reason = os.strerror(error.errno)  # pyarrow's own words name no file
-            raise RunDirectoryError(f"{path}: cannot be written ({reason}); nothing is left of it") from None
+            raise OSError(
+                error.errno, f"{os.strerror(error.errno)}; nothing is left of it", str(path)
+            ) from None
         raise
 
 
