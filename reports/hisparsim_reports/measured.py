@@ -141,6 +141,10 @@ def _from_lists(path: Path, document: Mapping[str, Any]) -> dict[str, float]:
         )
     except (TypeError, ValueError) as error:
         raise ReportError(f"{path}: ttfts, itls and output_lens must hold numbers ({error})") from None
+    for name, values in (("output_lens", output), ("ttfts", ttft), ("itls", decode)):
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if wrong.size:
+            raise ReportError(f"{path}: {name}, request {wrong[0]}: a finite number, not below 0, is needed")
     several = output > 1
     samples = {
         "ttft_s": ttft[served],

@@ -30,7 +30,8 @@ _RATES = {
 def is_guidellm(document: Mapping[str, Any]) -> bool:
     """Query: whether a JSON document is GuideLLM's."""
     benchmarks = document.get("benchmarks")
-    return bool(isinstance(benchmarks, list) and benchmarks and "metrics" in benchmarks[0])
+    first = benchmarks[0] if isinstance(benchmarks, list) and benchmarks else None
+    return isinstance(first, dict) and isinstance(first.get("metrics"), dict)
 
 
 def read_guidellm(path: Path, document: Mapping[str, Any]) -> Measurement:
@@ -49,7 +50,7 @@ def read_guidellm(path: Path, document: Mapping[str, Any]) -> Measurement:
     metrics: dict[str, float] = {}
     for theirs, (ours, scale) in _LATENCIES.items():
         summary = _successful(entry["metrics"], theirs)
-        percentiles = summary.get("percentiles") or {}
+        percentiles = _part(summary, "percentiles")
         for statistic in STATISTICS:
             found = percentiles if statistic in percentiles else summary
             key = "median" if statistic == "p50" and statistic not in percentiles else statistic
@@ -59,7 +60,7 @@ def read_guidellm(path: Path, document: Mapping[str, Any]) -> Measurement:
         summary = _successful(entry["metrics"], theirs)
         if summary.get("mean") is not None:
             metrics[ours] = number(summary, "mean", path)
-    totals = entry["metrics"].get("request_totals") or entry.get("request_totals") or {}
+    totals = _part(entry["metrics"], "request_totals") or _part(entry, "request_totals")
     if totals.get("successful") is not None:
         metrics["num_finished"] = number(totals, "successful", path)
     if entry.get("duration") is not None:
@@ -75,6 +76,10 @@ def read_guidellm(path: Path, document: Mapping[str, Any]) -> Measurement:
 
 def _successful(metrics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Query: the summary over successful requests, empty where the metric is missing."""
-    entry = metrics.get(name)
-    summary = entry.get("successful") if isinstance(entry, dict) else None
-    return summary if isinstance(summary, dict) else {}
+    return _part(_part(metrics, name), "successful")
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Query: a JSON object in another, empty where it is missing or something else."""
+    part = values.get(name)
+    return part if isinstance(part, dict) else {}

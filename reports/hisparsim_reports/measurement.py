@@ -24,8 +24,10 @@ class Measurement:
 
 
 def number(values: Mapping[str, Any], key: str, path: Path) -> float:
-    """Query: a finite number of a file. Raises ReportError where it is none."""
+    """Query: a finite number of a file, not below 0. Raises ReportError where it is none."""
     value = values[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ReportError(f"{path}: {key} = {value!r}; a finite number is needed")
+    if value < 0:
+        raise ReportError(f"{path}: {key} = {value!r}; no measured time, rate or count is below 0")
     return float(value)

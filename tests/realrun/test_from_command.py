@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -354,3 +355,27 @@ def test_a_table_without_latencies_is_refused(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ReportError, match="median_ttft"):
         read_measurement(path)
+
+
+MEASURED = {"duration": 10.0, "completed": 2, "output_throughput": 40.0, "mean_ttft_ms": 900.0}
+LISTS = {"ttfts": [1.0, 2.0], "itls": [[0.1, 0.1], [0.1]], "output_lens": [3, 2]}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({**MEASURED, "mean_ttft_ms": -1}, "mean_ttft_ms = -1; no measured"),
+        ({**MEASURED, "mean_ttft_ms": math.nan}, "finite"),
+        ({**MEASURED, **LISTS, "ttfts": [1.0, math.nan]}, "ttfts, request 1"),
+        ({**MEASURED, **LISTS, "itls": [[-9.0], [0.1]]}, "itls, request 0"),
+        ({"benchmarks": [5]}, "not a benchmark result"),
+        ({"benchmarks": [{"metrics": 5}]}, "not a benchmark result"),
+    ],
+)
+def test_a_measurement_that_no_server_can_make_is_refused(
+    document: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ReportError, match=said):
+        read_measurement(file)
