@@ -8,7 +8,7 @@ bit for bit.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,7 +72,7 @@ class Curve:
                 index = self._last
             return self._ys[index] + self._slopes[index] * (x - self._xs[index])
         x = np.maximum(x, self._first)
-        at = np.minimum(np.searchsorted(self.xs, x, side="right") - 1, self._last)
+        at = np.minimum(self.xs.searchsorted(x, side="right") - 1, self._last)
         return self.ys[at] + self.slopes[at] * (x - self.xs[at])
 
     def scaled(self, factor: float) -> Curve:
@@ -112,16 +112,12 @@ class CurveBank:
         return [y + slope * beyond for y, slope in self._rows[index]]
 
 
-def total(counts: Iterable[Counts]) -> Counts:
+def total(counts: Collection[Counts]) -> Counts:
     """Query: the sum of counts, the plain ones first: an array is added once and not again and again."""
-    moving = []
-    plain = 0
-    for count in counts:
-        if isinstance(count, int):
-            plain += count
-        else:
-            moving.append(count)
-    return sum(moving, plain)
+    arrays = [count for count in counts if isinstance(count, np.ndarray)]
+    if not arrays:
+        return sum(counts)
+    return sum(arrays, sum([count for count in counts if not isinstance(count, np.ndarray)]))
 
 
 def largest(a: Any, b: Any) -> Any:

@@ -228,7 +228,7 @@ class RooflineModel:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Composition:
     """The part of a price that all steps of one composition share."""
 

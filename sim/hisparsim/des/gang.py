@@ -10,7 +10,6 @@ Stretches of quiet steps (decodes that only lengthen contexts) are priced at onc
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from dataclasses import replace
 from typing import Any
 
 import simpy
@@ -29,6 +28,7 @@ MIN_STRETCH = 3
 MAX_STRETCH = 4096
 _H2D = BASE_COLUMNS.index("h2d_bytes")
 _NO_OUTCOME = Outcome()
+_TRANSFERS = (WriteBack, Load, Restore)
 
 
 class Gang:
@@ -79,12 +79,12 @@ class Gang:
             for replica in self.replicas:
                 if replica.core.limits.async_depth > 1:
                     replica.prepare()
-            if world.check:
-                for replica in active:
-                    replica.core.check()
-                world.links.check()
             for replica in active:
                 replica.busy_until_ns = started_ns + duration_ns
+                if world.check:
+                    replica.core.check()
+            if world.check:
+                world.links.check()
             yield env.timeout(duration_ns)
             for replica, (plan, _) in zip(active, plans, strict=True):
                 self._complete(replica, plan, started_ns)
@@ -124,11 +124,13 @@ class Gang:
         if len(self.replicas) > 1:
             tokens = sum(load.num_tokens for load in loads)
             loads = [load.with_expert_tokens(tokens) for load in loads]
-        costs = [replica.price(load) for replica, load in zip(active, loads, strict=True)]
-        for replica, cost in zip(active, costs, strict=True):
+        costs, missed = [], 0
+        for replica, load in zip(active, loads, strict=True):
+            cost = replica.price(load)
             replica.count_bytes(cost)
-        missed = sum(int(load.missed_millirows) for load in loads)
-        return max(int(cost.total_ns) for cost in costs), costs, missed
+            costs.append(cost)
+            missed += int(load.missed_millirows)
+        return max([int(cost.total_ns) for cost in costs]), costs, missed
 
     def _complete(self, replica: Replica, plan: StepPlan, started_ns: int) -> None:
         world = self.world
@@ -158,7 +160,7 @@ class Gang:
         """Take a stretch of quiet steps at once: its nanoseconds, or 0 where there is none."""
         core, plan, world = replica.core, replica.next_plan, self.world
         assert plan is not None
-        if plan.prefills or any(isinstance(action, WriteBack | Load | Restore) for action in plan.actions):
+        if plan.prefills or any([isinstance(action, _TRANSFERS) for action in plan.actions]):
             return 0
         count = min(core.quiet_steps(), replica.desk.quiet_plans(plan.plan_id), MAX_STRETCH)
         started_ns = int(world.env.now)
@@ -202,9 +204,8 @@ class Gang:
             table[at_round:, 2:_H2D] = self._state(plan, snapshot)
         replica.next_snapshot = snapshot
         world.clock.stretch(plan.decodes.num_requests, replica.last_end, ends[:count])
-        decodes = replace(plan.decodes, context_tokens=plan.decodes.context_tokens + count)
         replica.busy_until_ns = ended_ns
-        replica.next_plan = replace(plan, plan_id=plan.plan_id + count, decodes=decodes, actions=())
+        replica.next_plan = plan.later(count)
         return total_ns
 
     # -- the record -------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class Gang:
             slowest = max(slowest, cost, key=lambda candidate: int(candidate.total_ns))
             h2d, d2h = max(h2d, int(cost.h2d_bytes)), max(d2h, int(cost.d2h_bytes))
             self._count_blocked(snapshot, duration_ns, 1)
-        h2d += max(h2d_bytes for h2d_bytes, _ in moved)
-        d2h += max(d2h_bytes for _, d2h_bytes in moved)
+        h2d += max([h2d_bytes for h2d_bytes, _ in moved])
+        d2h += max([d2h_bytes for _, d2h_bytes in moved])
         priced: Iterable[Any] = slowest.terms.values()
         self.steps.append((started_ns, duration_ns, *state, h2d, d2h, missed, preemptions, *priced))

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from hisparsim_traces import Trace
 
-_PRIVATE = np.int64(1) << 62
+_PRIVATE = 1 << 62
 _ROW_SHIFT = 20  # pages of one request: 2**20 x 64 tokens
 Keys = NDArray[np.int64]
+_NO_KEYS: Keys = np.empty(0, np.int64)
 
 
 class PageIdentity:
@@ -41,7 +42,8 @@ class PageIdentity:
         declared, output = int(self.trace.input_tokens[row]), int(self.trace.output_tokens[row])
         prompt = declared if prompt_tokens is None else prompt_tokens
         num_pages = (prompt + output) // self.page_tokens
-        keys = _PRIVATE + (np.int64(row) << _ROW_SHIFT) + np.arange(num_pages, dtype=np.int64)
+        own = _PRIVATE + (row << _ROW_SHIFT)
+        keys = np.arange(own, own + num_pages, dtype=np.int64)
         hashed = self._hashed(row)[: prompt // self.page_tokens]
         keys[: len(hashed)] = hashed
         parent = int(self.trace.parent[row])
@@ -62,9 +64,11 @@ class PageIdentity:
     def _hashed(self, row: int) -> Keys:
         """[full prompt pages] keys by the trace's hash blocks; [0] where it has none that fit pages."""
         block_tokens, page = self.trace.block_tokens, self.page_tokens
+        if block_tokens is None:
+            return _NO_KEYS
         blocks = self.trace.blocks(row)
-        if block_tokens is None or not len(blocks):
-            return np.empty(0, np.int64)
+        if not len(blocks):
+            return _NO_KEYS
         if block_tokens % page == 0:
             per_block = block_tokens // page
             keys = (blocks[:, None] * per_block + np.arange(per_block)).ravel()
@@ -74,7 +78,7 @@ class PageIdentity:
             )  # a block's id implies all before it: the page's last one names it
             keys = blocks[per_page - 1 :: per_page]
         else:
-            return np.empty(0, np.int64)
+            return _NO_KEYS
         return keys[: int(self.trace.input_tokens[row]) // page].astype(np.int64)
 
     def _extend_into_child(self, keys: Keys, num_hashed: int, child: int) -> None:

@@ -119,7 +119,7 @@ class Replica:
         """The load of a plan, expected misses included; counts where its selections fall."""
         decodes = plan.decodes
         missed_millirows = 0
-        if decodes.hot_rows and (decodes.resident_pages < decodes.pages).any():
+        if decodes.hot_rows and np.count_nonzero(decodes.resident_pages < decodes.pages):
             context, pages, resident = decodes.context_tokens, decodes.pages, decodes.resident_pages
             selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
             looked_up, missed = self._hot_rows(decodes, context, resident, pages, selected)

@@ -59,7 +59,7 @@ class TransferDesk:
                 else:
                     done = TransferUpdate(action.transfer_id, TransferPhase.DONE)
                     self._news.setdefault(plan.plan_id + MIRRORED_LAG, []).append(done)
-            elif isinstance(action, Load | Restore):
+            elif isinstance(action, (Load, Restore)):
                 loads = action.request_id if isinstance(action, Load) else None
                 if loads is None:
                     enqueued = TransferUpdate(action.transfer_id, TransferPhase.ENQUEUED)

@@ -51,6 +51,7 @@ class BlockPool:
         capacity = 4 * num_blocks
         self._queue = np.zeros(capacity, np.int64)
         self._where = np.full(num_blocks, -1, np.int64)  # position in the queue, -1 = not queued
+        self._places = np.arange(capacity)
         self._head = num_blocks
         self._tail = self._head
         self._first: dict[int, int] = {}  # key -> block cached longest under it
@@ -80,7 +81,7 @@ class BlockPool:
         if self._tail + count > len(self._queue):
             self._compact()
         self._queue[self._tail : self._tail + count] = blocks
-        self._where[blocks] = np.arange(self._tail, self._tail + count)
+        self._where[blocks] = self._places[self._tail : self._tail + count]
         self._tail += count
         self.num_free += count
 
@@ -90,7 +91,7 @@ class BlockPool:
             self._compact()
         self._head -= count
         self._queue[self._head : self._head + count] = blocks
-        self._where[blocks] = np.arange(self._head, self._head + count)
+        self._where[blocks] = self._places[self._head : self._head + count]
         self.num_free += count
 
     def _compact(self) -> None:
@@ -98,12 +99,12 @@ class BlockPool:
         self._head = (len(self._queue) - len(blocks)) // 2
         self._tail = self._head + len(blocks)
         self._queue[self._head : self._tail] = blocks
-        self._where[blocks] = np.arange(self._head, self._tail)
+        self._where[blocks] = self._places[self._head : self._tail]
 
     def free_order(self) -> IntArray:
         """The free blocks in the order in which they would be taken. Changes nothing."""
         span = self._queue[self._head : self._tail]
-        valid = self._where[span] == np.arange(self._head, self._tail)
+        valid = self._where[span] == self._places[self._head : self._tail]
         order: IntArray = span[valid].copy()
         return order
 
@@ -120,13 +121,13 @@ class BlockPool:
         parts: list[IntArray] = []
         missing = count
         while missing:
-            span = queue[head : min(head + missing, self._tail)]
-            end = head + len(span)
-            valid = span[where[span] == np.arange(head, end)]
+            end = min(head + missing, self._tail)
+            span = queue[head:end]
+            valid = span[where[span] == self._places[head:end]]
             parts.append(valid)
             missing -= len(valid)
             head = end
-        blocks = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+        blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
         where[blocks] = -1
         self._head = head
         self.num_free -= count
@@ -172,13 +173,14 @@ class BlockPool:
 
     def touch(self, blocks: IntArray) -> None:
         """Add one holder to each block; free ones leave the queue."""
-        free = blocks[self.ref[blocks] == 0]
+        held = self.ref[blocks]
+        free = blocks[held == 0]
         if len(free):
             self._where[free] = -1
             self.num_free -= len(free)
             if self.num_watched_free:
                 self.num_watched_free -= int(np.count_nonzero(self.watched[free]))
-        self.ref[blocks] += 1
+        self.ref[blocks] = held + 1
 
     def release(self, blocks: IntArray) -> None:
         """Drop one holder of each block, in order of eviction: the first is taken again first.
@@ -201,7 +203,7 @@ class BlockPool:
         """One holder less for each block; returns those that have none left."""
         held = self.ref[blocks] - 1
         self.ref[blocks] = held
-        if not held.any():
+        if not np.count_nonzero(held):
             return blocks
         free: IntArray = blocks[held == 0]
         return free
@@ -224,7 +226,7 @@ class BlockPool:
     def cache(self, blocks: IntArray, keys: NDArray[np.int64]) -> None:
         """Make each held block findable under its key, in place of the one it had."""
         had = self.key[blocks]
-        if (had != NO_KEY).any():
+        if np.count_nonzero(had != NO_KEY):
             changed = had != keys
             blocks, keys, had = blocks[changed], keys[changed], had[changed]
             self._forget(blocks[had != NO_KEY])

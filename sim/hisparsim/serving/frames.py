@@ -61,13 +61,11 @@ class PageFrames:
 
     # -- queries ----------------------------------------------------------------------------------
 
-    def num_pinned_blocks(self) -> int:
-        """Blocks that are held and read by a running request."""
-        return self.num_groups * int(np.count_nonzero((self.ref > 0) & (self.readers > 0)))
-
-    def num_released_blocks(self) -> int:
-        """Blocks that a running request reads although the pool counts them as free."""
-        return self.num_groups * int(np.count_nonzero((self.ref == 0) & (self.readers > 0)))
+    def num_read_blocks(self) -> tuple[int, int]:
+        """Blocks that running requests read: (held, free as far as the pool counts them)."""
+        read = self.readers > 0
+        held = int(np.count_nonzero(read & (self.ref > 0)))
+        return self.num_groups * held, self.num_groups * (int(np.count_nonzero(read)) - held)
 
     # -- changes ----------------------------------------------------------------------------------
 
@@ -97,6 +95,11 @@ class PageFrames:
             self.pool.unpin((blocks.T if group_major else blocks).ravel())
             self.ref[frames] -= 1
 
+    def add_shared_pin(self, frames: IntArray) -> None:
+        """One more holder for each frame, and not the first one."""
+        self.pool.ref[self.blocks[frames]] += 1
+        self.ref[frames] += 1
+
     def drop_shared_pin(self, frames: IntArray) -> None:
         """A holder of each frame lets go, and is not the last one."""
         self.pool.ref[self.blocks[frames]] -= 1
@@ -105,7 +108,7 @@ class PageFrames:
     def read_loose(self, frames: IntArray, request_id: int, pages: IntArray) -> None:
         """A request goes on reading frames that it no longer holds."""
         taken = self._loose_request[frames] != _NOBODY
-        alone = frames if not taken.any() else frames[~taken]
+        alone = frames[~taken] if np.count_nonzero(taken) else frames
         self._loose_request[alone] = request_id
         self._loose_page[alone] = pages if alone is frames else pages[~taken]
         if alone is not frames:
@@ -176,11 +179,11 @@ class PageFrames:
 
     def _reuse(self, blocks: IntArray) -> None:
         of_block = self._of_block[blocks]
-        frames = of_block[of_block != NO_FRAME]
+        hit = np.zeros(len(self.ref), np.bool_)  # each frame once and in order, faster than np.unique
+        hit[of_block[of_block != NO_FRAME]] = True
+        frames = hit.nonzero()[0]
         if not len(frames):
             return
-        if len(frames) > 1:
-            frames = np.unique(frames)
         keys = self._copy_key[frames]
         for key in keys[keys != NO_KEY].tolist():
             del self.copies[key]

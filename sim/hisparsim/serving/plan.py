@@ -4,8 +4,8 @@ A plan is made by :class:`hisparsim.serving.core.ServingCore` and never read aga
 prices it (cost model and links), the real runner performs it (kernels and copies). Everything in a plan
 is a count, an id or an array of ids; nothing refers back to the ledgers.
 
-Nobody changes a plan or a record once it is made. Those made in every step are not frozen dataclasses all the
-same: building one of those takes four times as long.
+Nobody changes a plan or a record once it is made; they are no frozen dataclasses all the same, because
+building one of those takes four times as long.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PrefillChunk:
     """Pages of the earlier context that are not on the GPU and are read from the host in this step."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Admit:
     """A request enters the running batch, the first time or after a preemption."""
 
@@ -94,7 +94,7 @@ class Allocate:
     """[n] host blocks, or [0] where the policy has no host tier."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LeaseHot:
     """A request gets its hot buffer: ``blocks`` is [groups, hot pages]."""
 
@@ -102,7 +102,7 @@ class LeaseHot:
     blocks: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class WriteBack:
     """Sealed pages of one request are copied to their host blocks (no bytes where rows were mirrored)."""
 
@@ -117,7 +117,7 @@ class WriteBack:
     """Bytes for one GPU that this transfer itself moves."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Load:
     """Pages brought from the host to the GPU before the request may run (ordinary offload, restore)."""
 
@@ -131,7 +131,7 @@ class Load:
     """[n] blocks that receive them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Restore:
     """A page is copied from its host block to the GPU before the step computes: it is written on there."""
 
@@ -145,7 +145,7 @@ class Restore:
     """Bytes for one GPU."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Release:
     """A request stops holding pages; the pool may reuse their blocks and they stay readable until then."""
 
@@ -153,7 +153,7 @@ class Release:
     pages: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Lose:
     """The pool reused a block of these pages: the request reads them from the host from now on."""
 
@@ -161,7 +161,7 @@ class Lose:
     pages: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Adopt:
     """Pages of a prefix found on the GPU are read there again: ``blocks`` is [n, groups]."""
 
@@ -170,7 +170,7 @@ class Adopt:
     blocks: IntArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preempt:
     """A running request goes back to the queue and will compute its context again."""
 
@@ -178,7 +178,7 @@ class Preempt:
     computed_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
     """A request left the engine: all tokens produced, stopped early, or cancelled."""
 
@@ -219,6 +219,21 @@ class StepPlan:
         """Whether the step computes any token."""
         return bool(self.decodes.request_ids or self.prefills)
 
+    def later(self, num_steps: int) -> StepPlan:
+        """Query: the plan of so many quiet steps later: contexts are longer, nothing has changed hands."""
+        now = self.decodes
+        decodes = DecodeBatch(
+            now.request_ids,
+            now.context_tokens + num_steps,
+            now.pages,
+            now.resident_pages,
+            now.query_tokens,
+            now.hot_rows,
+        )
+        return StepPlan(
+            self.plan_id + num_steps, decodes, self.prefills, (), self.mirrored_tokens, self.graph_bucket
+        )
+
 
 def graph_bucket(batch: int) -> int:
     """Batch size of the CUDA graph that serves ``batch`` decodes (vLLM's default capture sizes)."""
@@ -243,7 +258,7 @@ class TransferPhase(Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransferUpdate:
     """News of a transfer that a plan asked for."""
 

@@ -26,7 +26,7 @@ class Status(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RequestSpec:
     """A request as it is submitted.
 

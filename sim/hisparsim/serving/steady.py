@@ -64,35 +64,38 @@ class SteadyDecodes:
     @property
     def members(self) -> tuple[Request, ...]:
         """Query: the steady requests."""
-        self._refresh()
+        if self._snapshot is None:
+            self._refresh()
         assert self._snapshot is not None
         return self._snapshot
 
     @property
     def ids(self) -> tuple[int, ...]:
         """Query: their request ids."""
-        self._refresh()
+        if self._snapshot is None:
+            self._refresh()
         return self._ids
 
     def contexts(self) -> NDArray[np.int64]:
         """Query: [members] tokens computed or planned of each."""
-        self._refresh()
+        if self._snapshot is None:
+            self._refresh()
         return self._offsets + self.planned
 
     def plans_until_end(self) -> int:
         """Query: plans from now on that list none of them because it ends."""
-        self._refresh()
+        if self._snapshot is None:
+            self._refresh()
         return self._first_end - self.planned
 
     def _refresh(self) -> None:
-        if self._snapshot is None:
-            members = tuple(self._members.values())
-            self._snapshot = members
-            self._ids = tuple([request.request_id for request in members])
-            offsets = [r.computed - r.base_planned for r in members]
-            self._offsets = np.array(offsets, np.int64)
-            ends = [r.end_tokens - offset for r, offset in zip(members, offsets, strict=True)]
-            self._first_end = min(ends, default=0) - self._unlisted_tokens
+        members = tuple(self._members.values())
+        self._snapshot = members
+        self._ids = tuple(self._members)
+        offsets = [r.computed - r.base_planned for r in members]
+        self._offsets = np.array(offsets, np.int64)
+        ends = [r.end_tokens - offset for r, offset in zip(members, offsets, strict=True)]
+        self._first_end = min(ends, default=0) - self._unlisted_tokens
 
     def end(self, request: Request) -> int:
         """Query: computed tokens at which a steady request has to be listed because it ends.

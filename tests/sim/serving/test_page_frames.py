@@ -100,7 +100,7 @@ class Twins:
         unwritten = [f for f in sorted(set(held) - busy) if self.alive[f].key is None]
         chosen = [f for f in unwritten if draw.random() < 0.5]
         if chosen:
-            self.frames.pin(self._array(chosen))
+            self.frames.add_shared_pin(self._array(chosen))
             for number in chosen:
                 self.alive[number].holders += 1
                 self.slow.touch(self.alive[number].blocks)
@@ -219,8 +219,7 @@ class Twins:
         assert self.frames.copies == self.copies
         held = {n for n, frame in self.alive.items() if frame.holders}
         read = {n for table in self.tables.values() for n in table.values()}
-        assert self.frames.num_pinned_blocks() == GROUPS * len(held & read)
-        assert self.frames.num_released_blocks() == GROUPS * len(read - held)
+        assert self.frames.num_read_blocks() == (GROUPS * len(held & read), GROUPS * len(read - held))
         for number, frame in self.alive.items():
             assert self.frames.blocks[number].tolist() == frame.blocks
             assert self.frames.ref[number] == frame.holders

@@ -20,7 +20,6 @@ from hisparsim.serving.policy import (
     PrefixHit,
     RequestLedger,
     ResidencyPolicy,
-    key_array,
 )
 from hisparsim.serving.request import Request
 
@@ -121,7 +120,8 @@ class GpuOnly(ResidencyPolicy):
         full = min(num_tokens // self.limits.page_tokens, ledger.num_pages)
         first = ledger.num_cached
         if full > first:
-            self.pool.cache(ledger.blocks[first:full], key_array(request.keys(full)[first:]))
+            assert request.page_keys is not None
+            self.pool.cache(ledger.blocks[first:full], request.page_keys[first:full])
             ledger.num_cached = full
         self._plan_seal(request, ledger.num_cached)
 

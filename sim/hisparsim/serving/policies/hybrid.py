@@ -29,7 +29,7 @@ from hisparsim.serving.policies.host_backed import HostBacked
 from hisparsim.serving.policies.hybrid_ledger import KEPT_TAIL_PAGES, HybridLedger
 from hisparsim.serving.policies.hybrid_resident import ResidentPages
 from hisparsim.serving.policies.hybrid_tier import HostTier
-from hisparsim.serving.policy import NO_HIT, Census, LateFree, PrefixHit, key_array
+from hisparsim.serving.policy import NO_HIT, Census, LateFree, PrefixHit
 from hisparsim.serving.request import Request
 
 
@@ -138,8 +138,8 @@ class Hybrid(HostBacked):
         counts.num_mixed = len(running) - num_full - num_none
         counts.hot = counts.num_hot * self.limits.hot_blocks
         loading = len(self._ledgers) - len(running)  # each holds its last page besides
-        counts.resident_pinned = self.frames.num_pinned_blocks() - loading * self.limits.num_groups
-        counts.resident_released = self.frames.num_released_blocks()
+        held, counts.resident_released = self.frames.num_read_blocks()
+        counts.resident_pinned = held - loading * self.limits.num_groups
         counts.orphans = self.pool.num_held - counts.index - counts.hot - counts.resident_pinned
         counts.watched_free = self.pool.num_watched_free
         counts.pending_transfers = self._tier.num_pages_moving()
@@ -302,7 +302,8 @@ class Hybrid(HostBacked):
             ledger.publish_pages = full
             self._tier.publish(ledger)
             first = ledger.cached_index
-            self.pool.cache(ledger.index[first:full], key_array(request.keys(full)[first:]))
+            assert ledger.keys is not None
+            self.pool.cache(ledger.index[first:full], ledger.keys[first:full])
             ledger.cached_index = full
         self._plan_seal(request, ledger.cached_index)
 

@@ -63,7 +63,7 @@ class ResidentPages:
     def release_clean(self, ledger: HybridLedger) -> None:
         """Change: give clean pages to the pool, tail first: a prefix loses its tail before its head."""
         end = ledger.num_pages - KEPT_TAIL_PAGES
-        pages = np.nonzero(ledger.clean_pinned[: max(end, 0)])[0].astype(np.int64)[::-1]
+        pages = ledger.clean_pinned[: max(end, 0)].nonzero()[0][::-1]
         if len(pages):
             self.frames.unpin(self.release(ledger, pages))
 
@@ -83,7 +83,7 @@ class ResidentPages:
         Returns:
             The frames of its dirty pages, which it still holds.
         """
-        pages = np.nonzero(ledger.frames[: ledger.num_pages] != NO_FRAME)[0].astype(np.int64)[::-1]
+        pages = (ledger.frames[: ledger.num_pages] != NO_FRAME).nonzero()[0][::-1]
         frames = ledger.frames[pages]
         loose = ledger.released[pages]
         clean = ~loose & ledger.host_valid[pages] & ~ledger.writing[pages]

@@ -88,8 +88,8 @@ class HostTier:
         self, ledger: HybridLedger, first: int, end: int, *, restores: bool
     ) -> tuple[int, PageTransfer]:
         transfer = PageTransfer(ledger, first, end, ledger.frames[first:end].copy(), restores=restores)
-        self._host.ref[transfer.host_blocks] += 1  # held already, so never in the free queue
-        self._frames.pin(transfer.frames)
+        self._host.ref[transfer.host_blocks] += 1  # the request holds both already
+        self._frames.add_shared_pin(transfer.frames)
         ledger.writing[first:end] = True
         ledger.num_writing += end - first
         transfer_id = self.new_transfer_id()
@@ -151,7 +151,7 @@ class HostTier:
 
     def _drop_pins(self, frames: IntArray) -> None:
         last = self._frames.ref[frames] == 1
-        if np.any(last):  # pages of requests that left meanwhile
+        if np.count_nonzero(last):  # pages of requests that left meanwhile
             self._frames.release(frames[last], group_major=False)
         self._frames.drop_shared_pin(frames[~last])
 
