@@ -70,7 +70,10 @@ def replay_log(directory: Path) -> ReplayVerdict:
     limits = ServingLimits(**{name: value for name, value in summary["limits"].items() if name in known})
     policy = policy_class(described["policy"])(limits, **summary["policy_options"])
     inputs = read_inputs(directory / INPUTS_FILE)
-    logged = pq.read_table(directory / DECISIONS_FILE).to_pydict()
+    try:
+        logged = pq.read_table(directory / DECISIONS_FILE, columns=["plan", "kind", "digest"]).to_pydict()
+    except (pa.ArrowException, OSError) as error:
+        raise RealRunError(f"{directory / DECISIONS_FILE}: damaged or cut short ({error})") from None
     try:
         columns = decision_columns(redrive(ServingCore(limits, policy), inputs))
     except (ProtocolError, ValueError) as error:

@@ -95,6 +95,38 @@ def test_directories_that_are_no_runs_are_refused_by_name(result: RunResult, tmp
         read_run(tmp_path / "run")
 
 
+DAMAGED = {
+    "cut run.json": ("run.json", b'{"format": "hisparsim-run"', "not JSON"),
+    "binary run.json": ("run.json", bytes(range(128, 256)), "not JSON"),
+    "no version": ("run.json", b'{"format": "hisparsim-run"}', "format version None"),
+    "nothing but a version": (
+        "run.json",
+        b'{"format": "hisparsim-run", "format_version": 1}',
+        "policy is missing",
+    ),
+    "cut table": ("requests.parquet", b"PAR1" + bytes(90), "damaged or cut short"),
+    "binary table": ("itl.parquet", bytes(range(256)), "damaged or cut short"),
+    "listing": ("runs.json", b"{", "not JSON"),
+    "listing of another kind": ("runs.json", b"5", "not a list"),
+}
+
+
+@pytest.mark.parametrize("kind", list(DAMAGED))
+def test_a_damaged_run_is_refused_in_one_line_that_names_the_file(
+    kind: str, result: RunResult, tmp_path: Path
+) -> None:
+    name, content, said = DAMAGED[kind]
+    write_run(result, tmp_path / "runs" / "one")
+    listing = name == "runs.json"
+    (tmp_path / "runs" / name if listing else tmp_path / "runs" / "one" / name).write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=said) as refusal:
+        if listing:
+            find_runs(tmp_path / "runs")
+        else:
+            read_run(tmp_path / "runs" / "one")
+    assert name in str(refusal.value) and "\n" not in str(refusal.value)
+
+
 def test_the_timeline_keeps_every_token_byte_and_request_second(result: RunResult) -> None:
     timeline = bin_timeline(result, 97)
     steps, requests = result.steps, result.requests

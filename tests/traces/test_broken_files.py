@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a line of 3 MiB": (OURS + b"1,2,3\n" + b"9" * (3 << 20) + b",1,1\n", "has a line above 1 MiB"),
     "failures only": (OURS + b"1,0,0\n2,0,0\n", "no usable request .dropped: 2 zero input and output"),
     "NUL bytes": (AZURE.replace(b"48", b"4\0008"), "is binary"),
-    "half a Parquet": (b"PAR1" + b"\0" * 90 + b"PAR1", "no format known here"),
+    "half a Parquet": (b"PAR1" + b"\0" * 90 + b"PAR1", "damaged or cut-short Parquet"),
     "no stamps to trust": (MOONCAKE.replace(b": 0, ", b": NaN, "), "may be mooncake or timed_trace"),
 }
 

@@ -51,6 +51,19 @@ def _first_rows(text: bytes) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def require_whole_parquet(path: Path) -> None:
+    """Raise TraceError where a file that begins as Parquet cannot be read as such."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.ParquetFile(path).close()
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(
+            f"is damaged or cut-short Parquet ({error}): fetch or write it again", path=path
+        ) from None
+
+
 def candidates(path: Path) -> list[str]:
     """Names of every format the file's beginning fits."""
     head = read_head(path)
@@ -72,6 +85,8 @@ def detect(path: str | Path) -> str:
         return found[0]
     if found:
         raise TraceError(f"may be {' or '.join(found)}: say which with --format", path=path)
+    if head.kind == "parquet":
+        require_whole_parquet(path)
     seen = ", ".join(head.header[:12] if head.kind == "csv" else sorted(head.keys)[:12]) or head.kind
     raise TraceError(
         f"is no format known here (found {seen[:200]}): name one of {', '.join(FORMATS)} with --format, "

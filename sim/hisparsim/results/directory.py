@@ -46,6 +46,8 @@ LISTING_FILE = "runs.json"
 """In a directory of several runs: the names of their directories, in the order asked for."""
 VARYING_FIELDS = ("written_at", "wall_s", "machine", "versions")
 """Fields of ``run.json`` that may differ between equal results."""
+_DESCRIBED = {"policy": str, "scenario": dict, "trace": dict, "summary": dict, "wall_s": float | int}
+"""What every description holds, and of which kind."""
 _LIBRARIES = ("hisparsim", "numpy", "simpy", "pyarrow")
 
 
@@ -154,10 +156,13 @@ def read_description(path: Path) -> dict[str, Any]:
         raise RunDirectoryError(f"{file}: not JSON ({error})") from error
     if not isinstance(described, dict) or described.get("format") != FORMAT:
         raise RunDirectoryError(f"{file}: not the description of a hisparsim run")
-    if described["format_version"] != FORMAT_VERSION:
+    if described.get("format_version") != FORMAT_VERSION:
         raise RunDirectoryError(
-            f"{file}: format version {described['format_version']}; this hisparsim reads {FORMAT_VERSION}"
+            f"{file}: format version {described.get('format_version')}; this hisparsim reads {FORMAT_VERSION}"
         )
+    for key, kind in _DESCRIBED.items():
+        if not isinstance(described.get(key), kind):
+            raise RunDirectoryError(f"{file}: {key} is missing or of the wrong kind; run it again")
     return described
 
 
@@ -174,7 +179,14 @@ def find_runs(path: Path) -> list[Path]:
     if not found:
         raise RunDirectoryError(f"{path}: holds no run directory (none with a {RUN_FILE})")
     listing = path / LISTING_FILE
-    names = json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else []
+    names: Any = []
+    if listing.is_file():
+        try:
+            names = json.loads(listing.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise RunDirectoryError(f"{listing}: not JSON ({error})") from None
+    if not isinstance(names, list):
+        raise RunDirectoryError(f"{listing}: not a list of run directories")
     return sorted(found, key=lambda run: names.index(run.name) if run.name in names else len(names))
 
 
@@ -239,9 +251,13 @@ def _write_table(path: Path, columns: Columns) -> None:
 
 
 def _read_table(path: Path) -> dict[str, NDArray[Any]]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise RunDirectoryError(f"{path}: missing; the run directory is incomplete: run it again")
-    table = pq.ParquetFile(path).read()
+    try:
+        table = pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as error:
+        raise RunDirectoryError(f"{path}: damaged or cut short ({error}): run it again") from None
     return {name: table.column(name).to_numpy() for name in table.column_names}
