@@ -357,6 +357,17 @@ def test_a_table_without_latencies_is_refused(tmp_path: Path) -> None:
         read_measurement(path)
 
 
+def test_a_server_whose_weights_do_not_fit_is_told_beside_its_scenario(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(["scenario", "from-command", PLAIN_VLLM]) == 0
+    captured = capsys.readouterr()
+    assert 'weights = "bf16"' in captured.out
+    assert "it could not start: the weights of glm-5 in bf16 do not fit h200x8" in captured.err
+    assert command(["scenario", "from-command", "vllm serve zai-org/GLM-5-FP8 -tp 8"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 MEASURED = {"duration": 10.0, "completed": 2, "output_throughput": 40.0, "mean_ttft_ms": 900.0}
 LISTS = {"ttfts": [1.0, 2.0], "itls": [[0.1, 0.1], [0.1]], "output_lens": [3, 2]}
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from hisparsim.specs.scenario import Scenario
 
 app = typer.Typer(
     help="Show a scenario as resolved, the schema of its file, or make one of a launch line.",
@@ -83,7 +86,7 @@ def from_command(
 
     text = _launch_line(Path(command[1:])) if command.startswith("@") else command
     made = translate_command(text, node=node)
-    made.scenario()
+    obstacle = _obstacle(made.scenario())
     if as_json:
         document = {
             "engine": made.engine,
@@ -100,6 +103,8 @@ def from_command(
         typer.echo(f"scenario: {out}", err=True)
     for sentence in made.unmodelled:
         typer.echo(f"not modelled: {sentence}", err=True)
+    if obstacle is not None:
+        typer.echo(f"it could not start: {obstacle}", err=True)
 
 
 @app.command("profile-from-counters")
@@ -122,6 +127,20 @@ def profile_from_counters(
         f"{counted.hits} hits, {counted.misses} misses: {profile.scale:.3g} x the misses of {base}; "
         f"use --set locality.profile={out}"
     )
+
+
+def _obstacle(scenario: Scenario) -> str | None:
+    """Query: why such a server could not start (its weights do not fit), None where it could."""
+    from hisparsim.serving.policies import policy_class
+    from hisparsim.specs.errors import ScenarioError
+    from hisparsim.specs.setup import PoolKind
+
+    kind = policy_class(scenario.policy.name)
+    try:
+        scenario.setup(PoolKind.PACKED if kind.uses_groups else PoolKind.WHOLE)
+    except ScenarioError as error:
+        return str(error)
+    return None
 
 
 def _launch_line(file: Path) -> str:
