@@ -115,8 +115,6 @@ class CurveBank:
 def total(counts: Collection[Counts]) -> Counts:
     """Query: the sum of counts, the plain ones first: an array is added once and not again and again."""
     arrays = [count for count in counts if isinstance(count, np.ndarray)]
-    if not arrays:
-        return sum(counts)
     return sum(arrays, sum([count for count in counts if not isinstance(count, np.ndarray)]))
 
 

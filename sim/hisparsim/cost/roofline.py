@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hisparsim.cost.curve import Counts, largest, total, whole_ns
 from hisparsim.cost.figures import Figures, roofline_figures
 from hisparsim.cost.link_rates import LinkRates, link_rates
@@ -137,7 +139,8 @@ class RooflineModel:
                 compute = compute + (floor - fixed.moe_launch_ns)
                 terms[Term.LAUNCH] = whole_ns(fixed.launch_ns - fixed.moe_launch_ns + floor)
         h2d_bytes, d2h_bytes = transfers_of(self._transfers, load, compute, background, terms)
-        return StepCost(terms=terms, total_ns=total(terms.values()), h2d_bytes=h2d_bytes, d2h_bytes=d2h_bytes)
+        total_ns = total(terms.values()) if isinstance(compute, np.ndarray) else sum(terms.values())
+        return StepCost(terms=terms, total_ns=total_ns, h2d_bytes=h2d_bytes, d2h_bytes=d2h_bytes)
 
     def front_end_ns(self, prompt_tokens: int) -> int:
         """Query: time of the serial front end (HTTP, template, tokeniser) for one request."""

@@ -53,6 +53,7 @@ class MissCurve:
         table = np.clip((1.0 - part) * columns[at] + part * columns[at + 1], 0.0, 1.0)
         table = np.minimum.accumulate(table, axis=1)
         self._flat: Floats = np.ascontiguousarray(table).ravel()
+        self._slopes: Floats = np.diff(self._flat, append=0.0)
         self._width = table.shape[1]
         self._buffer_widths = np.diff(self._buffers)
         self._context_widths = np.diff(self._contexts)
@@ -64,12 +65,10 @@ class MissCurve:
         column, right = _cell(self._buffers, self._buffer_widths, buffer)
         row, below = _cell(self._contexts, self._context_widths, context)
         at = row * self._width + column
-        flat = self._flat
-        upper = flat[at]
-        upper = upper + (flat[at + 1] - upper) * right
+        flat, slopes = self._flat, self._slopes
+        upper = flat[at] + slopes[at] * right
         at += self._width
-        lower = flat[at]
-        lower = lower + (flat[at + 1] - lower) * right
+        lower = flat[at] + slopes[at] * right
         share = upper + (lower - upper) * below
         share = 1.0 - (1.0 - share) * np.minimum(buffer_ratio, 1.0)
         return np.asarray(share * (buffer_ratio < context_ratio))
@@ -107,5 +106,5 @@ def _row(buffers: Floats, known: Floats, shares: Floats, whole: float) -> Floats
 
 def _cell(grid: Floats, widths: Floats, values: Floats) -> tuple[NDArray[np.int64], Floats]:
     """Query: the grid cell of each value, and how far into it the value lies."""
-    at = np.minimum(grid.searchsorted(values, side="right") - 1, len(widths) - 1)
+    at = grid[:-1].searchsorted(values, side="right") - 1
     return at, (values - grid[at]) / widths[at]
