@@ -7,6 +7,7 @@ import pytest
 
 from hisparsim.cli.app import COMMANDS, INTERRUPTED, USER_ERROR, load_command, run
 from hisparsim.results import ResultError
+from hisparsim.serving.policies import POLICIES, policy_class
 
 
 def test_help_lists_every_command_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +108,25 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("hisparsim.cli.policies.policies", failing(ValueError("a bug")))
     with pytest.raises(ValueError, match="a bug"):
         run(["policies"])
+
+
+def test_policies_are_listed_with_every_switch_as_set_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["policies"]) == 0
+    shown = capsys.readouterr().out
+    for name in POLICIES:
+        assert name in shown
+        for option, default in policy_class(name).options.items():
+            assert f"policy.{option}={str(default).lower()}" in shown
+
+
+def test_a_scenario_is_shown_a_value_a_line_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(["scenario", "show", "--set", "kv.hot_rows=8192"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["kv.hot_rows", "8192", "--set"] in rows
+    assert ["model.preset", "glm-5.3", "default"] in rows
 
 
 def test_a_missing_extra_is_named_with_the_way_to_install_it(

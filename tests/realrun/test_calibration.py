@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hisparsim.cli.calibrate import how_to_use
 from hisparsim.cost.calibrated import CalibratedModel
 from hisparsim.cost.calibration_file import (
     FEATURES,
@@ -267,6 +268,17 @@ def test_calibrating_this_machine_predicts_the_sum_of_its_own_steps(tmp_path: Pa
     assert predicted == pytest.approx(measured, rel=0.02)
     assert all(row["num_steps"] > 0 for row in run.table())
     assert model.sources()[Term.MOE]
+
+
+def test_the_settings_that_calibrate_ends_with_are_those_of_the_slice(tmp_path: Path) -> None:
+    (tmp_path / "slices").mkdir()
+    base = base_scenario("cpu", tmp_path / "slices")
+    shown = how_to_use(base, tmp_path / "c.json").split()
+    settings = [word for word in shown if word != "--set" and not word.startswith("cost.source")]
+    assert f"cost.source=calibration:{tmp_path / 'c.json'}" in shown
+    again = Scenario.load(None, [*settings, "kv.hot_rows=128"])
+    assert again.model_spec.model_dump(exclude={"name"}) == base.model_spec.model_dump(exclude={"name"})
+    assert (again.row_format, again.parallel.tp) == (base.row_format, base.parallel.tp)
 
 
 def test_samples_carry_the_load_and_the_time_of_every_step(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,7 +44,8 @@ def calibrate(
     with tempfile.TemporaryDirectory(prefix="hisparsim-slice-") as folder:
         chosen = scenario_of_device(device, scenario, overrides, layers, experts, Path(folder))
         run = measure(chosen, RunOptions(device=device, threads=threads), scale=scale, progress=say)
-    write_calibration(run.calibration, out)
+        write_calibration(run.calibration, out)
+        use = how_to_use(chosen, out)
     rows = run.table()
     if as_json:
         print_json({"file": str(out), "machine": run.calibration.machine, "parts": rows})
@@ -64,7 +66,24 @@ def calibrate(
     typer.echo(format_rows(headers, cells))
     for note in run.calibration.notes:
         say(note)
-    say(f"use it with --set cost.source=calibration:{out}")
+    say(f"use it with {use}")
+
+
+def how_to_use(scenario: Scenario, out: Path) -> str:
+    """Change: put the preset of a sliced model beside the calibration; returns the settings that fit it."""
+    model = scenario.model.preset
+    if model.endswith(".toml"):
+        preset = out.with_suffix(".model.toml")
+        shutil.copyfile(model, preset)
+        model = str(preset)
+    settings = {
+        "cost.source": f"calibration:{out}",
+        "model.preset": model,
+        "node.preset": scenario.node.preset,
+        "parallel.tp": scenario.parallel.tp,
+        "kv.dtype": scenario.row_format.value,
+    }
+    return " ".join(f"--set {key}={value}" for key, value in settings.items())
 
 
 def scenario_of_device(

@@ -73,6 +73,8 @@ def goodput(
     for each in found:
         if each.error is not None:
             say(f"{each.policy}: {each.error}")
+        elif each.load == 0:
+            say(f"{each.policy}: {each.violates} breaks even at the lightest load that was tried; loosen it")
         elif each.violates is None:
             say(f"{each.policy}: the objective held at every load that was tried")
         if each.num_rejected:

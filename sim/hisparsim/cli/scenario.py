@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,16 +52,8 @@ def show(
         ]
         typer.echo(json.dumps({"values": rows}, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("key", no_wrap=True)
-    for heading in ("value", "from", "source"):
-        table.add_column(heading, overflow="fold")
-    for value in values:
-        table.add_row(value.key, _text(value.value), value.origin.value, value.source)
-    Console().print(table)
+    shown = [(value.key, _text(value.value), value.origin.value, value.source) for value in values]
+    typer.echo(_aligned([("key", "value", "from", "source"), *shown]))
 
 
 @app.command()
@@ -127,6 +120,13 @@ def profile_from_counters(
         f"{counted.hits} hits, {counted.misses} misses: {profile.scale:.3g} x the misses of {base}; "
         f"use --set locality.profile={out}"
     )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Query: rows of text, columns aligned left; the last one is as long as it is, on one line."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = ("  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
+    return "\n".join(lines)
 
 
 def _obstacle(scenario: Scenario) -> str | None:

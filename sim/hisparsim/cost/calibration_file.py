@@ -146,7 +146,8 @@ class Calibration:
             if self.model.get(name, value) != value:
                 raise CalibrationError(
                     f"the calibration was made for a model with {name} = {self.model[name]}, {model.name} "
-                    f"has {value}: calibrate this model (hisparsim calibrate --model)"
+                    f"has {value}: set model.preset to the model that was calibrated (hisparsim calibrate "
+                    "leaves it beside its file), or calibrate this one (hisparsim calibrate --scenario)"
                 )
         if self.row_format != row_format:
             raise CalibrationError(
