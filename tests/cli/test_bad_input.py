@@ -323,6 +323,10 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_left(
         (["explain", "--context", "-5"], ("-5 tokens",)),
         (["goodput", "openhands", "--slo", "ttft_s.p99=-1"], ("ttft_s.p99=-1", "below 0")),
         (["goodput", "openhands", "--slo", "ttft_s.p99=0"], ("ttft_s.p99=0", "at 0")),
+        (
+            ["goodput", "openhands", "--slo", "ttft_s.p99=9", "--set", "workload.concurrency=4"],
+            ("workload.concurrency", "--load rate"),
+        ),
         (["scenario", "from-command", "@launch.sh"], ("launch.sh", "not text")),
         (["calibrate", "--out", "."], ("is a directory",)),
         (["calibrate", "--out", "launch.sh/c.json"], ("launch.sh", "is a file")),

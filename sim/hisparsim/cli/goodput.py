@@ -12,6 +12,7 @@ from .replay import DEFAULT_POLICIES
 from .sweep import choice, execution_of, progress
 
 if TYPE_CHECKING:
+    from hisparsim.specs.scenario import Scenario
     from hisparsim.sweep.goodput import Goodput
 
 DEFAULT_SEEDS = (0, 1, 2)
@@ -53,6 +54,7 @@ def goodput(
     for name in names:
         policy_class(name)
     base = Scenario.load(scenario, overrides or [])
+    _require_free(base, kind)
     played = load_trace(trace, limit=limit)
     seeds = seed or DEFAULT_SEEDS
     with (
@@ -79,6 +81,19 @@ def goodput(
             say(f"{each.policy}: the objective held at every load that was tried")
         if each.num_rejected:
             say(f"{each.policy}: {each.num_rejected} requests of the trace were refused")
+
+
+def _require_free(base: Scenario, load: Any) -> None:
+    """Query: raise SweepError where ``--set`` fixes what the search raises, or would put aside."""
+    from hisparsim.specs.scenario import Origin
+    from hisparsim.sweep.errors import SweepError
+
+    for key in ("workload.concurrency", "workload.rate_per_s"):
+        if base.origin(key) is Origin.SET and getattr(base.workload, key.split(".")[1]) is not None:
+            raise SweepError(
+                f"--set {key} contradicts the search, which sets the load itself (--load {load.value}); "
+                "leave it out"
+            )
 
 
 def _row(found: Goodput, load: Any) -> dict[str, Any]:

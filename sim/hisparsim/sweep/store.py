@@ -62,7 +62,10 @@ class SweepStore:
             self._lock.close()
             raise SweepDirectoryError(f"{path}: another hisparsim process is writing there") from None
         for left in [*path.glob(".*.partial"), *self.runs.glob(".*.partial")]:
-            left.unlink(missing_ok=True)
+            if left.is_dir():  # a report under way
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
         told = {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": sha256, "sweep": description}
         self.write(DESCRIPTION_FILE, (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode())
 

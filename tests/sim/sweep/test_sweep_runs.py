@@ -118,6 +118,19 @@ def wait_for_runs(process: subprocess.Popen[str], out: Path, wanted: int) -> Non
         time.sleep(0.005)
 
 
+def test_killed_while_the_report_was_drawn_it_is_drawn_again(
+    reference: Path, sweep_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(reference, out)
+    (out / "report").rename(out / ".report.partial")
+    (out / ".sweep.parquet.partial").write_bytes(b"PAR1")
+    assert sweep(sweep_file, "--out", out, "--jobs", "1", "--resume") == 0
+    assert (out / "report" / "index.html").is_file()
+    assert table(out) == table(reference)
+    assert list(out.glob(".*.partial")) == []
+
+
 def test_killed_at_three_moments_and_resumed_it_repeats_nothing_and_ends_in_the_same_table(
     reference: Path, sweep_file: Path, tmp_path: Path
 ) -> None:
