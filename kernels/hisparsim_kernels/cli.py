@@ -83,7 +83,9 @@ def _aot_table(report: dict[str, Any]) -> Table:
 
 @app.command()
 def aot(
-    arch: Annotated[str, typer.Option(help="Architecture: sm_80, sm_90, sm_100, sm_120; sm_90a is sm_90.")] = "sm_90",
+    arch: Annotated[
+        str, typer.Option(help="Architecture: sm_80, sm_90, sm_100, sm_120; sm_90a is sm_90.")
+    ] = "sm_90",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     modules: Annotated[
         str | None, typer.Option(help="Only these kernel modules, separated by commas.")

@@ -6,7 +6,8 @@
 | `pressure` | a closed loop of as many users as may run | waits for memory, preemption, spills, hot buffers |
 | `multi-turn` | a closed loop of conversations that think | prefixes found, kept on the host, lost |
 
-Every one has 320 requests, so that its intervals are narrow. Their lengths and seeds are none of the calibration's.
+Every one has 320 requests, so that its intervals are narrow. Their lengths and seeds are none of the
+calibration's.
 """
 
 from __future__ import annotations
