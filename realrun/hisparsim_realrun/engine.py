@@ -15,8 +15,8 @@ from typing import Any
 from hisparsim.des.arrivals import Arrivals
 from hisparsim.des.draws import tokens_of_verify_step
 from hisparsim.des.identity import PageIdentity
-from hisparsim.des.simulate import limits_of, trace_summary
-from hisparsim.des.summary import bound_by
+from hisparsim.des.simulate import limits_of
+from hisparsim.des.summary import bound_by, trace_summary
 from hisparsim.locality.profile import load_profile
 from hisparsim.results.records import RequestStatus, RunResult
 from hisparsim.serving.core import ServingCore

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .engine import RealRun
+from typing import Any
 
 
 class RealRunError(ValueError):
@@ -20,7 +17,7 @@ class RunDied(RuntimeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.run: RealRun | None = None
+        self.run: Any = None
 
 
 def death_of(error: Exception) -> RunDied | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import simpy
 
 from hisparsim.cost.link_rates import link_rates
@@ -142,18 +140,3 @@ def _build(
     together = setup.ep and setup.dp > 1
     gangs = [Gang(world, replicas)] if together else [Gang(world, [replica]) for replica in replicas]
     return world, gangs
-
-
-def trace_summary(trace: Trace) -> dict[str, Any]:
-    """What a run says of its trace, JSON-able."""
-    known = trace.arrival_s[~np.isnan(trace.arrival_s)]
-    return {
-        "name": trace.name,
-        "format": trace.format,
-        "sha256": trace.sha256,
-        "num_requests": trace.num_requests,
-        "sum_input_tokens": trace.sum_input_tokens,
-        "sum_output_tokens": trace.sum_output_tokens,
-        "span_s": trace.span_s,
-        "num_stamped": len(known),
-    }

@@ -37,8 +37,6 @@ def run_result(
     scenario: Scenario, setup: ServingSetup, trace: Trace, world: World, gangs: list[Gang], wall_s: float
 ) -> RunResult:
     """The record of a finished run."""
-    from hisparsim.des.simulate import trace_summary
-
     steps = merge_steps([gang.steps.as_columns() for gang in gangs])
     requests = _requests(trace, world)
     return RunResult(
@@ -226,3 +224,18 @@ def concurrency_limit(setup: ServingSetup, world: World, tokens: int) -> int:
             setup.num_usable_host_blocks // pages,
         )
     return max(min(limit, setup.max_num_seqs), 1)
+
+
+def trace_summary(trace: Trace) -> dict[str, Any]:
+    """What a run says of its trace, JSON-able."""
+    known = trace.arrival_s[~np.isnan(trace.arrival_s)]
+    return {
+        "name": trace.name,
+        "format": trace.format,
+        "sha256": trace.sha256,
+        "num_requests": trace.num_requests,
+        "sum_input_tokens": trace.sum_input_tokens,
+        "sum_output_tokens": trace.sum_output_tokens,
+        "span_s": trace.span_s,
+        "num_stamped": len(known),
+    }

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from hisparsim.serving.policy import RequestLedger
+from hisparsim.serving.ledger import RequestLedger
 
 NEVER = 1 << 62
 """A token count that is never reached."""

@@ -12,13 +12,13 @@ from typing import ClassVar
 import numpy as np
 
 from hisparsim.serving.blocks import LawBroken
+from hisparsim.serving.ledger import RequestLedger
 from hisparsim.serving.plan import Allocate, IntArray
 from hisparsim.serving.policy import (
     NO_HIT,
     Census,
     LateFree,
     PrefixHit,
-    RequestLedger,
     ResidencyPolicy,
 )
 from hisparsim.serving.request import Request

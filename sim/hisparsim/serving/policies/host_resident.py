@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hisparsim.serving.blocks import LawBroken
+from hisparsim.serving.ledger import RequestLedger
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import (
     Allocate,
@@ -32,7 +33,6 @@ from hisparsim.serving.policy import (
     Census,
     LateFree,
     PrefixHit,
-    RequestLedger,
 )
 from hisparsim.serving.request import NEVER, Request
 

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from hisparsim.serving.blocks import LawBroken
 from hisparsim.serving.frames import NO_FRAME
+from hisparsim.serving.ledger import RequestLedger
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.plan import IntArray
-from hisparsim.serving.policy import RequestLedger
 from hisparsim.serving.request import Request
 
 KEPT_TAIL_PAGES = 2
