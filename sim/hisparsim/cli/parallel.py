@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from hisparsim.sweep.executors import end_pool
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Report: TypeAlias = Callable[[int], None]
@@ -69,9 +71,7 @@ def run_each(
                     on_done(i, done[i])
         except BaseException as error:
             with _interrupts_held():
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in multiprocessing.active_children():
-                    process.terminate()
+                end_pool(pool)
             if isinstance(error, BrokenProcessPool):
                 raise WorkerDiedError(
                     "a worker process ended before its run was done (killed, or out of memory); --jobs 1 "

@@ -17,12 +17,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from .columns import Cell
 from .shelf import Shelf
 from .task import Task, run_task
 
+MANAGER_S = 10.0
+"""Patience with the thread that looks after a pool's workers."""
 POLL_S = 0.2
 MAX_DEATHS = 2
 """Deaths of a worker on one task before the task is given up."""
@@ -100,12 +102,8 @@ class Processes:
     def close(self) -> None:
         """Change: end the workers, those at work included."""
         pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
+        if pool is not None:
+            end_pool(pool)
 
     def _through(self, queue: deque[Task], window: int, suspects: deque[Task]) -> Iterator[Outcome]:
         """Query: outcomes with at most ``window`` tasks at work; those of dead workers go to ``suspects``."""
@@ -140,6 +138,20 @@ class Processes:
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(self.num_workers, context, _start_worker, (self._shelf,))
             return self._pool.submit(_work, task)
+
+
+def end_pool(pool: ProcessPoolExecutor) -> None:
+    """Change: end a pool's workers, those at work included, and the thread that looks after them.
+
+    Left to itself that thread may close its pipes while the interpreter, on its way out, writes to them.
+    """
+    processes = list((pool._processes or {}).values())
+    manager: Any = pool._executor_manager_thread
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    if manager is not None:
+        manager.join(timeout=MANAGER_S)
 
 
 @contextmanager
