@@ -65,16 +65,25 @@ class LocalityProfile:
         selected = outside * np.minimum(context_tokens, top_k)
         buffer = hot_rows / (np.maximum(outside, 1e-12) * top_k)
         context = context_tokens / top_k
+        share = self._share(buffer, context, query_tokens)
+        if query_tokens > 1:  # rows share less with a larger buffer: never worse than the least
+            share = np.minimum(share, self._share(np.full_like(buffer, query_tokens), context, query_tokens))
+        millirows: NDArray[np.int64] = np.rint(selected * share * 1000.0).astype(np.int64)
+        return millirows
+
+    def _share(
+        self, buffer: NDArray[np.float64], context: NDArray[np.float64], query_tokens: int
+    ) -> NDArray[np.float64]:
+        """Query: [n] missed over selected rows of one token, both lengths in units of top_k."""
         coherent = self.curve(buffer, context)
         if self.scale != 1.0:
             coherent = np.minimum(coherent * self.scale, 1.0)
         incoherent = np.maximum(0.0, 1.0 - buffer / context)
-        share = coherent + (incoherent - coherent) * self.incoherent_share
+        share: NDArray[np.float64] = coherent + (incoherent - coherent) * self.incoherent_share
         if query_tokens > 1:
             near = np.maximum(buffer, query_tokens / 2)
             share = share * (query_tokens * (1.0 - _UNION_SAVING * (query_tokens - 1) / (near * near)))
-        millirows: NDArray[np.int64] = np.rint(selected * share * 1000.0).astype(np.int64)
-        return millirows
+        return share
 
     def miss_share(self, context_tokens: int, hot_rows: int) -> float:
         """Query: the share of the selected rows missed by a request without resident pages."""
