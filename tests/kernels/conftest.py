@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # the calls that several tests share
 REASON = "kernel tests need TRITON_INTERPRET=1 from the start: run `pytest tests/kernels` on its own"
 
 

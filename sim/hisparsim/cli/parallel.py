@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from hisparsim.sweep.executors import end_pool
+from hisparsim.workers import end_pool, interrupts_held
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -59,7 +57,7 @@ def run_each(
     with ProcessPoolExecutor(num_workers, context, _start_worker, (board,)) as pool:
         waiting: dict[Future[Result], int] = {}
         try:
-            with _interrupts_held():
+            with interrupts_held():
                 waiting |= {pool.submit(_call, function, i, item): i for i, item in enumerate(items)}
             while waiting:
                 finished, _ = wait(waiting, POLL_S, FIRST_COMPLETED)
@@ -70,7 +68,7 @@ def run_each(
                     done[i] = future.result()
                     on_done(i, done[i])
         except BaseException as error:
-            with _interrupts_held():
+            with interrupts_held():
                 end_pool(pool)
             if isinstance(error, BrokenProcessPool):
                 raise WorkerDiedError(
@@ -79,19 +77,6 @@ def run_each(
                 ) from None
             raise
     return [done[i] for i in range(len(items))]
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Change: a Ctrl-C in the block comes at its end, and never to a process started in it.
-
-    Otherwise a worker that is still importing would die of it with a traceback. The parent ends the workers.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker(board: MutableSequence[int]) -> None:

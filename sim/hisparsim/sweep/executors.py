@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+from hisparsim.workers import end_pool, interrupts_held
 
 from .columns import Cell
 from .shelf import Shelf
 from .task import Task, run_task
 
-MANAGER_S = 10.0
-"""Patience with the thread that looks after a pool's workers."""
 POLL_S = 0.2
 MAX_DEATHS = 2
 """Deaths of a worker on one task before the task is given up."""
@@ -133,41 +131,11 @@ class Processes:
                 self.close()
 
     def _submit(self, task: Task) -> Future[dict[str, Cell]]:
-        with _interrupts_held():
+        with interrupts_held():
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(self.num_workers, context, _start_worker, (self._shelf,))
             return self._pool.submit(_work, task)
-
-
-def end_pool(pool: ProcessPoolExecutor) -> None:
-    """Change: end a pool's workers, those at work included, and the thread that looks after them.
-
-    Left to itself that thread may close its pipes while the interpreter, on its way out, writes to them.
-    """
-    processes = list((pool._processes or {}).values())
-    manager: Any = pool._executor_manager_thread
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()
-    if manager is not None:
-        manager.join(timeout=MANAGER_S)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Change: a Ctrl-C in the block comes at its end, and never to a process started in it.
-
-    Workers inherit the mask: the parent alone answers a Ctrl-C, and ends them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _shelf: Shelf | None = None
