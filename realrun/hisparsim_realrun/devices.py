@@ -14,6 +14,7 @@ from enum import Enum
 import torch
 
 from .errors import RealRunError
+from .heap import keep_memory
 
 
 class KernelKind(Enum):
@@ -52,7 +53,7 @@ class Device:
 def open_device(
     name: str, kernels: str | None = None, *, threads: int | None = None, local_rank: int = 0
 ) -> Device:
-    """Change: the device called ``name`` (``cpu`` or ``cuda``); sets torch's threads on a CPU.
+    """Change: the device called ``name`` (``cpu`` or ``cuda``); on a CPU sets torch's threads and the heap.
 
     Raises:
         RealRunError: an unknown name, kernels that the device lacks, or no such GPU.
@@ -74,6 +75,7 @@ def open_device(
             )
         torch.cuda.set_device(local_rank)
         return Device(torch.device("cuda", local_rank), kind)
+    keep_memory()
     torch.set_num_threads(threads if threads is not None else default_threads())
     if kind is KernelKind.TRITON:
         _start_interpreter()
