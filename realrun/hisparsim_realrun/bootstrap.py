@@ -69,12 +69,14 @@ def duration_interval(simulated: RunResult, measured: RunResult, seed: int) -> f
     """Query: half of the 95 % interval of the throughput's relative error.
 
     Throughput is tokens over time, and the time is the sum of the waits between one finished request and the
-    next: these waits are resampled, the k-th of both runs together.
+    next: these waits are resampled, the k-th of both runs together, in blocks of neighbours (a moving block
+    bootstrap), since a request that ends late in one world gives back at the next what it took.
     """
     waits = [_waits_between_finishes(result) for result in (simulated, measured)]
     count = min(len(wait) for wait in waits)
     pairs = np.stack([wait[:count] for wait in waits])
-    return _half_interval(pairs, lambda drawn: float(drawn[1].sum() / drawn[0].sum()) - 1.0, seed)
+    block = max(round(count**0.5), 1)
+    return _half_interval(pairs, lambda drawn: float(drawn[1].sum() / drawn[0].sum()) - 1.0, seed, block)
 
 
 def rerun_noise(values: Sequence[float]) -> float:
@@ -95,13 +97,18 @@ def _waits_between_finishes(result: RunResult) -> Floats:
     return np.diff(finish, prepend=start).astype(np.float64)
 
 
-def _half_interval(pairs: Floats, value: Callable[[Floats], float], seed: int) -> float:
-    """Query: half of the percentile interval over resamples of the pairs' second dimension."""
+def _half_interval(pairs: Floats, value: Callable[[Floats], float], seed: int, block: int = 1) -> float:
+    """Query: half of the percentile interval over resamples of the second dimension, block by block."""
     count = pairs.shape[1]
     if count < 2:
         return float("nan")
     rng = np.random.default_rng([seed, count])
-    drawn = [value(pairs[:, rng.integers(0, count, count)]) for _ in range(NUM_RESAMPLES)]
+    along = np.arange(block)
+    drawn = []
+    for _ in range(NUM_RESAMPLES):
+        starts = rng.integers(0, count, -(-count // block))
+        chosen = ((starts[:, None] + along).ravel() % count)[:count]
+        drawn.append(value(pairs[:, chosen]))
     tail = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(drawn, (tail, 100 - tail))
     return float(high - low) / 2

@@ -52,7 +52,8 @@ class ErrorBudget:
     num_steps_measured: int
     num_steps_simulated: int
     num_equal_steps: int
-    """First steps that decided the same in both worlds: decodes, prefill tokens, running, preemptions."""
+    """Steps of a round before the first that the worlds decided differently, in decodes, prefill tokens,
+    running requests or preemptions."""
 
     @property
     def worst(self) -> BudgetLine:
@@ -65,8 +66,8 @@ class ErrorBudget:
         return (
             f"of {whole_s:.2f} s measured: the same steps priced {self.priced_s / whole_s - 1:+.1%}, the "
             f"simulation's {self.simulated_s / whole_s - 1:+.1%}; most from {worst.part} "
-            f"({worst.share_of_error:+.1%}); the first {self.num_equal_steps} of {self.num_steps_measured} "
-            "steps decided the same"
+            f"({worst.share_of_error:+.1%}); {self.num_equal_steps} of {self.num_steps_measured} steps came "
+            "before the first decided differently"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -75,16 +76,20 @@ class ErrorBudget:
 
 
 def error_budget(
-    simulated: RunResult, measured: RunResult, samples: StepSamples, model: CalibratedModel
+    simulated: Sequence[RunResult],
+    measured: Sequence[RunResult],
+    rounds: Sequence[StepSamples],
+    model: CalibratedModel,
 ) -> ErrorBudget:
-    """Query: the budget of a measured run's steps (``samples``) beside the simulated run."""
+    """Query: the budget of the steps that the measured rounds took (``rounds``) beside the simulated ones."""
+    samples = StepSamples.joined(rounds)
     priced = prediction_ns(model, samples)
     total = max(float(samples.duration_ns.sum()), 1.0)
     lines = []
     for name, shape in PARTS.items():
         taken = _sum(samples.terms_ns, shape.terms)
         predicted = _sum(priced, shape.terms)
-        columns = [simulated.steps.get(f"cost_{term.value}_ns") for term in shape.terms]
+        columns = [run.steps.get(f"cost_{term.value}_ns") for run in simulated for term in shape.terms]
         played = sum(int(column.sum()) for column in columns if column is not None)
         worth = taken > 1_000
         error = np.median(predicted[worth] / taken[worth] - 1.0) if 2 * worth.sum() > len(worth) else None
@@ -104,8 +109,8 @@ def error_budget(
         sum(line.priced_s for line in lines),
         sum(line.simulated_s for line in lines),
         len(samples),
-        simulated.num_steps,
-        num_equal_steps(simulated, measured),
+        sum(run.num_steps for run in simulated),
+        sum(num_equal_steps(*pair) for pair in zip(simulated, measured, strict=True)),
     )
 
 

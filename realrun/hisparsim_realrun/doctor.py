@@ -194,10 +194,10 @@ def estimate_s(base: Scenario, options: RunOptions, folder: Path) -> float:
     priced = with_calibration(base, file)
     total, last = calibrating, 0.0
     for workload in workloads(options.device):
-        trace = workload.make(capacity_per_s(priced, workload))
+        trace = workload.make(capacity_per_s(priced, workload), 0)
         for policy in POLICIES:
             chosen = priced.with_overrides([f"policy.name={policy}", *workload.settings])
-            last = compute_metrics(simulate(chosen, trace)).duration_s
+            last = compute_metrics(simulate(chosen, trace)).duration_s * workload.num_rounds
             total += last
     return total + (NUM_RERUNS - 1) * last
 

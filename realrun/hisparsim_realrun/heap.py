@@ -1,9 +1,9 @@
 """The C library's heap on a CPU: keep freed memory, so that a step's time is the step's and not the kernel's.
 
-By default glibc maps large blocks on demand and gives them back at once. A step of the CPU's model frees and asks
-again for tens of megabytes, and each round costs thousands of page faults, more in one step than in its twin:
-they were 95 % correlated with how much longer a step took than usual. A serving engine allocates before it
-serves; on a GPU torch's caching allocator does the same.
+By default glibc maps large blocks on demand and gives them back at once. A step of the CPU's model frees and
+asks again for tens of megabytes, and each round costs thousands of page faults, more in one step than in its
+twin: their number correlated by 0.95 with how much longer than usual a step took. A serving engine allocates
+before it serves; on a GPU torch's caching allocator does the same.
 """
 
 from __future__ import annotations

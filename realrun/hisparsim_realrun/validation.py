@@ -34,6 +34,7 @@ from .budget import ErrorBudget, error_budget
 from .calibration_probe import StepSamples, run_listening
 from .calibration_source import CalibrationSource
 from .options import RunOptions
+from .rounds import joined
 from .validation_workloads import LEAST_REQUESTS, Workload
 
 BOUNDS: Mapping[str, float] = MappingProxyType(
@@ -199,15 +200,25 @@ def check_policy(
     return PolicyCheck(workload, measured.policy, simulated, measured, tuple(checks), budget)
 
 
-@dataclass(frozen=True, eq=False)
-class _Played:
-    """A workload that was measured under a policy."""
+@dataclass(eq=False)
+class _Cell:
+    """A workload under a policy, with what its rounds measured."""
 
-    workload: str
+    workload: Workload
+    policy: str
     scenario: Scenario
-    trace: Trace
-    result: RunResult
-    samples: StepSamples
+    measured: list[RunResult] = field(default_factory=list)
+    samples: list[StepSamples] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name}, {self.policy}"
+
+    def play(self, trace: Trace, options: RunOptions) -> None:
+        """Change: measure one round more."""
+        run, samples = run_listening(self.scenario, trace, options)
+        self.measured.append(run.result)
+        self.samples.append(samples)
 
 
 def validate(
@@ -223,53 +234,64 @@ def validate(
 ) -> Validation:
     """Change: play every workload under every policy in both worlds; fills and returns ``validation``.
 
-    All is measured first, with the calibration's probes spread between the cells, so that a machine that
-    drifts drifts for both. Then the fits are made and the same workloads simulated. The first policy on the
-    last workload is measured ``num_reruns`` times in all, at the start, in between and at the end.
+    All is measured first, a round of every cell before the next round of any, with the calibration's probes
+    spread in between, so that a machine which drifts drifts for every cell and in both worlds. Then the fits
+    are made and the same rounds simulated. The first policy on the last workload is measured ``num_reruns``
+    times in all, its reruns spread over every round.
 
     Args:
         source: where the calibration comes from.
     """
     say = progress or (lambda line: None)
-    cells = [(workload, policy) for workload in workloads for policy in policies]
-    again = cells[-len(policies)]
-    places = {round(turn * (len(cells) - 1) / max(num_reruns - 2, 1)) for turn in range(num_reruns - 1)}
     first = with_calibration(scenario, source.begin())
-    traces = {workload.name: workload.make(capacity_per_s(first, workload)) for workload in workloads}
-    played: list[_Played] = []
-    runs: list[RunResult] = []
-    for number, (workload, policy) in enumerate(cells):
-        say(f"{workload.name}, {policy}: measuring ({number + 1} of {len(cells)})")
-        cell = _measure(scenario, workload, policy, traces[workload.name], options)
-        played.append(cell)
-        if (workload, policy) == again:
-            runs.append(cell.result)
-        if number in places and num_reruns > 1:
-            say(f"{again[0].name}, {again[1]}: a rerun, for the noise of whole runs")
-            rerun = _measure(scenario, *again, traces[again[0].name], options)
-            runs.append(rerun.result)
-        source.between(number + 1, len(cells))
-    if len(runs) > 1:
-        validation.rerun_of = f"{again[0].name}, {again[1]}"
-        validation.rerun_noise = _noise_of(runs)
+    traces = {}
+    for workload in workloads:
+        per_second = capacity_per_s(first, workload)
+        traces[workload.name] = [workload.make(per_second, number) for number in range(workload.num_rounds)]
+    cells = [_cell(scenario, workload, policy) for workload in workloads for policy in policies]
+    again = cells[-len(policies)]
+    reruns = [_cell(scenario, again.workload, again.policy) for _ in range(num_reruns - 1)]
+    num_rounds = max(workload.num_rounds for workload in workloads)
+    schedule = [
+        (number, cell)
+        for number in range(num_rounds)
+        for cell in _spread(cells, reruns)
+        if number < cell.workload.num_rounds
+    ]
+    for done, (number, cell) in enumerate(schedule, 1):
+        rerun = ", again for the noise of whole runs" if cell in reruns else ""
+        say(f"{cell.name}: round {number + 1} of {cell.workload.num_rounds}{rerun} ({done}/{len(schedule)})")
+        cell.play(traces[cell.workload.name][number], options)
+        source.between(done, len(schedule))
+    if reruns:
+        validation.rerun_of = again.name
+        validation.rerun_noise = _noise_of([joined(cell.measured) for cell in (again, *reruns)])
     file = source.finish()
     model = CalibratedModel.of(with_calibration(scenario, file))
-    for cell in played:
-        simulated = simulate(with_calibration(cell.scenario, file), cell.trace)
-        budget = error_budget(simulated, cell.result, cell.samples, model)
-        say(f"{cell.workload}, {cell.result.policy}: {budget.sentence()}")
+    for cell in cells:
+        priced = with_calibration(cell.scenario, file)
+        simulated = [simulate(priced, trace) for trace in traces[cell.workload.name]]
+        budget = error_budget(simulated, cell.measured, cell.samples, model)
+        say(f"{cell.name}: {budget.sentence()}")
         validation.checks.append(
-            check_policy(cell.workload, simulated, cell.result, budget, validation.rerun_noise)
+            check_policy(
+                cell.workload.name, joined(simulated), joined(cell.measured), budget, validation.rerun_noise
+            )
         )
     return validation
 
 
-def _measure(
-    scenario: Scenario, workload: Workload, policy: str, trace: Trace, options: RunOptions
-) -> _Played:
-    chosen = scenario.with_overrides([f"policy.name={policy}", *workload.settings])
-    run, samples = run_listening(chosen, trace, options)
-    return _Played(workload.name, chosen, trace, run.result, samples)
+def _cell(scenario: Scenario, workload: Workload, policy: str) -> _Cell:
+    settings = [f"policy.name={policy}", *workload.settings]
+    return _Cell(workload, policy, scenario.with_overrides(settings))
+
+
+def _spread(cells: Sequence[_Cell], reruns: Sequence[_Cell]) -> list[_Cell]:
+    """Query: all cells in order with the reruns evenly between them."""
+    order = list(cells)
+    for number, rerun in reversed(list(enumerate(reruns))):
+        order.insert(round(len(cells) * (number + 0.5) / len(reruns)), rerun)
+    return order
 
 
 def capacity_per_s(scenario: Scenario, workload: Workload) -> float:
@@ -279,7 +301,7 @@ def capacity_per_s(scenario: Scenario, workload: Workload) -> float:
     """
     if not workload.follows_capacity:
         return 1.0
-    trace = workload.make(1e6)
+    trace = workload.make(1e6, 0)
     closed = scenario.with_overrides(
         ["policy.name=gpu-only", f"workload.concurrency={scenario.scheduler.max_num_seqs}"]
     )

@@ -6,8 +6,8 @@
 | `pressure` | a closed loop of as many users as may run | waits for memory, preemption, spills, hot buffers |
 | `multi-turn` | a closed loop of conversations that think | prefixes found, kept on the host, lost |
 
-Every one has 320 requests, so that its intervals are narrow. Their lengths and seeds are none of the
-calibration's.
+Every one has 320 requests in four rounds of 80, so that its intervals are narrow and no mood of the machine
+has a cell to itself. Their lengths and seeds are none of the calibration's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from .errors import RealRunError
 from .geometry import sliced_scenario
 
 NUM_REQUESTS = 320
+NUM_ROUNDS = 4
+LEAST_OF_ROUND = 40
+"""Requests: shorter rounds would be all beginning and end."""
 LEAST_REQUESTS = 200
 """Cells of fewer are not judged."""
 STEADY_LOAD = 0.6
@@ -106,8 +109,9 @@ class Workload:
 
     name: str
     settings: tuple[str, ...]
-    make: Callable[[float], Trace]
-    """The trace, given the requests a second that the machine can do."""
+    make: Callable[[float, int], Trace]
+    """The trace of a round, given the requests a second that the machine can do and the round's number."""
+    num_rounds: int = 1
     follows_capacity: bool = False
     """Its arrivals depend on that capacity."""
 
@@ -125,41 +129,49 @@ def base_scenario(device: str, folder: Path) -> Scenario:
 def workloads(device: str, num_requests: int = NUM_REQUESTS) -> tuple[Workload, ...]:
     """Query: the three workloads of a device."""
     scale = _scale(device)
-    sessions = max(num_requests // TURNS, 1)
+    rounds = min(max(num_requests // LEAST_OF_ROUND, 1), NUM_ROUNDS)
+    count = -(-num_requests // rounds)
+    sessions = max(count // TURNS, 1)
     loop = f"workload.concurrency={scale.users}"
+    lengths = scale.input_tokens, scale.output_tokens
     return (
         Workload(
             "steady",
             (),
-            lambda per_second: poisson(
-                num_requests, STEADY_LOAD * per_second, scale.input_tokens, scale.output_tokens, 11
-            ),
+            lambda per_second, number: poisson(count, STEADY_LOAD * per_second, *lengths, _seed(1, number)),
+            rounds,
             follows_capacity=True,
         ),
         Workload(
             "pressure",
             (loop, f"kv.gpu_kv_gib={scale.pressure_gib}"),
-            lambda _: closed_loop(num_requests, scale.input_tokens, scale.output_tokens, seed=12),
+            lambda _, number: closed_loop(count, *lengths, seed=_seed(2, number)),
+            rounds,
         ),
         Workload(
             "multi-turn",
             (loop, f"kv.gpu_kv_gib={2 * scale.pressure_gib}"),
-            lambda _: conversations(
+            lambda _, number: conversations(
                 sessions,
                 TURNS,
                 scale.input_tokens,
                 scale.later_tokens,
                 scale.output_tokens,
                 think_s=scale.think_s,
-                seed=13,
+                seed=_seed(3, number),
             ),
+            rounds,
         ),
     )
 
 
 def trace_workload(trace: Trace) -> Workload:
     """Query: a trace of the user's own, played as the scenario says."""
-    return Workload(trace.name, (), lambda _: trace)
+    return Workload(trace.name, (), lambda _, number: trace)
+
+
+def _seed(workload: int, number: int) -> int:
+    return 10 + workload + 1000 * number
 
 
 def _scale(device: str) -> DeviceScale:

@@ -246,7 +246,11 @@ def test_probes_cover_the_scenario_and_are_none_of_the_validated_workloads(tmp_p
     assert {probe.users for probe in probes} >= {1, base.scheduler.max_num_seqs}
     hashes = {probe.trace().sha256 for probe in probes}
     assert len(hashes) == len(probes)
-    assert not hashes & {workload.make(2.0).sha256 for workload in workloads("cpu")}
+    assert not hashes & {
+        workload.make(2.0, number).sha256
+        for workload in workloads("cpu")
+        for number in range(workload.num_rounds)
+    }
     for probe in probes:
         trace = probe.trace()
         assert (trace.input_tokens + trace.output_tokens).max() <= base.scheduler.max_model_len

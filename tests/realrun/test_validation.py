@@ -198,6 +198,16 @@ def test_throughput_is_resampled_by_the_waits_between_finished_requests() -> Non
     assert duration_interval(run_of(waits(seed=5)), run, seed=1) > 0.0
 
 
+def test_a_request_that_ends_late_and_gives_the_time_back_at_the_next_is_no_noise_of_throughput() -> None:
+    measured = run_of(np.full(400, 50.0))
+    late = np.full(400, 50.0)
+    late[::2] += 40.0  # every other one ends 40 ms later: the sum of all waits is the same
+    assert duration_interval(run_of(late), measured, seed=1) < 0.012
+    rng = np.random.default_rng(1)
+    slow = run_of(np.cumsum(rng.normal(0.0, 40.0, 400)) + 5000.0)  # nothing is given back
+    assert duration_interval(slow, measured, seed=1) > 0.03
+
+
 def test_requests_that_were_not_served_have_no_latency() -> None:
     run = run_of(waits(10))
     status = run.requests["status"].copy()
@@ -214,10 +224,12 @@ def test_every_workload_has_requests_enough_to_be_judged_that_fit_the_window(tmp
     base = base_scenario("cpu", tmp_path)
     names = []
     for workload in workloads("cpu"):
-        trace = workload.make(3.0)
+        rounds = [workload.make(3.0, number) for number in range(workload.num_rounds)]
         names.append(workload.name)
-        assert trace.num_requests >= LEAST_REQUESTS
-        assert (trace.input_tokens + trace.output_tokens).max() <= base.scheduler.max_model_len
+        assert sum(trace.num_requests for trace in rounds) >= LEAST_REQUESTS
+        assert len({trace.sha256 for trace in rounds}) == workload.num_rounds > 1
+        for trace in rounds:
+            assert (trace.input_tokens + trace.output_tokens).max() <= base.scheduler.max_model_len
         base.with_overrides(workload.settings)
     assert names == ["steady", "pressure", "multi-turn"]
     assert len(POLICIES) == 4
