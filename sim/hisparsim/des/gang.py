@@ -73,7 +73,7 @@ class Gang:
             moved = [replica.moved_bytes() for replica in self.replicas]
             for replica, (plan, _) in zip(active, plans, strict=True):
                 if plan.actions:
-                    self._note_admissions(plan, started_ns)
+                    self._note_admissions(replica, plan, started_ns)
                     replica.desk.start(plan)
             self._record(started_ns, duration_ns, plans, costs, missed, moved)
             for replica in self.replicas:
@@ -95,7 +95,7 @@ class Gang:
         for replica in empty:
             plan, _ = self._take_plan(replica)
             now_ns = int(self.world.env.now)
-            self._note_admissions(plan, now_ns)
+            self._note_admissions(replica, plan, now_ns)
             replica.desk.start(plan)
             self._complete(replica, plan, now_ns)
         return bool(empty)
@@ -193,7 +193,7 @@ class Gang:
         moved = (cost.h2d_bytes, cost.d2h_bytes, load.missed_millirows, snapshot.preemptions)
         state = self._state(plan, snapshot)
         table = self.steps.extend(count, (starts, durations, *state, *moved, *cost.terms.values()))
-        self._note_admissions(plan, started_ns)
+        self._note_admissions(replica, plan, started_ns)
         self._count_blocked(snapshot, total_ns, count)
         snapshot = replica.snapshot()  # requests that arrived since the first plan wait behind a blocked head
         table[1:, 2:_H2D] = self._state(plan, snapshot)
@@ -210,11 +210,15 @@ class Gang:
 
     # -- the record -------------------------------------------------------------------------------
 
-    def _note_admissions(self, plan: StepPlan, started_ns: int) -> None:
+    def _note_admissions(self, replica: Replica, plan: StepPlan, started_ns: int) -> None:
         admitted_ns = self.world.clock.admitted_ns
         for action in plan.actions:
-            if isinstance(action, Admit) and admitted_ns[action.request_id] < 0:
+            if not isinstance(action, Admit):
+                continue
+            if admitted_ns[action.request_id] < 0:
                 admitted_ns[action.request_id] = started_ns
+            if action.resumed:
+                replica.hot.forget(action.request_id)
 
     def _count_blocked(self, snapshot: Snapshot, duration_ns: int, num_steps: int) -> None:
         world, reason = self.world, snapshot.blocked_by

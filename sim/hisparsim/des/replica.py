@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from hisparsim.cost.load import StepLoad
 from hisparsim.cost.model import CostModel, StepCost
+from hisparsim.des.hot_buffers import HotBuffers
 from hisparsim.des.links import Direction, HostLink
 from hisparsim.des.recorder import StepEnd
 from hisparsim.des.transfers import TransferDesk
-from hisparsim.locality.profile import LocalityProfile
 from hisparsim.serving.core import ServingCore
 from hisparsim.serving.plan import DecodeBatch, Idle, StepPlan
 from hisparsim.serving.policy import Census
@@ -63,7 +63,7 @@ class Replica:
 
     core: ServingCore
     cost: CostModel
-    profile: LocalityProfile
+    hot: HotBuffers
     top_k: int
     link: HostLink
     desk: TransferDesk
@@ -105,14 +105,11 @@ class Replica:
         )  # fmt: skip
         return Snapshot(state, waiting, core.num_preemptions, notes.blocked_by, notes.waited)
 
-    def _hot_rows(
-        self, decodes: DecodeBatch, context: Counts, resident: Counts, pages: Counts, selected: Counts
-    ) -> tuple[Counts, Counts]:
-        """[n] thousandths of a row of one layer: looked up in a hot buffer, and of those missed."""
-        missed = self.profile.missed_millirows(
-            context, resident, pages, decodes.hot_rows, decodes.query_tokens
-        )
-        looked_up = selected * (pages - resident) // np.maximum(pages, 1)
+    def _hot_rows(self, decodes: DecodeBatch, context: Counts) -> tuple[Counts, Counts]:
+        """[k, n] thousandths of a row of one layer in k steps: looked up in a hot buffer, and of those missed."""
+        selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
+        looked_up = selected * (decodes.pages - decodes.resident_pages) // np.maximum(decodes.pages, 1)
+        missed = self.hot.missed_millirows(decodes, context, looked_up)
         return np.maximum(looked_up, missed), missed
 
     def load(self, plan: StepPlan) -> StepLoad:
@@ -120,9 +117,7 @@ class Replica:
         decodes = plan.decodes
         missed_millirows = 0
         if decodes.hot_rows and np.count_nonzero(decodes.resident_pages < decodes.pages):
-            context, pages, resident = decodes.context_tokens, decodes.pages, decodes.resident_pages
-            selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
-            looked_up, missed = self._hot_rows(decodes, context, resident, pages, selected)
+            looked_up, missed = self._hot_rows(decodes, decodes.context_tokens[None, :])
             missed_millirows = int(missed.sum())
             self.rows.missed += missed_millirows
             self.rows.looked_up += int(looked_up.sum())
@@ -144,13 +139,8 @@ class Replica:
         if decodes.hot_rows:
             hot_requests = int(np.count_nonzero(decodes.resident_pages < decodes.pages))
         if hot_requests:
-            shape = (num_steps, len(decodes.request_ids))
             grown = decodes.context_tokens[None, :] + np.arange(num_steps, dtype=np.int64)[:, None]
-            selected = np.minimum(grown, self.top_k) * (1000 * decodes.query_tokens)
-            resident = np.broadcast_to(decodes.resident_pages, shape).ravel()
-            pages = np.broadcast_to(decodes.pages, shape).ravel()
-            parts = self._hot_rows(decodes, grown.ravel(), resident, pages, selected.ravel())
-            looked_up, missed = (part.reshape(shape).sum(axis=1) for part in parts)
+            looked_up, missed = (rows.sum(axis=1) for rows in self._hot_rows(decodes, grown))
         load = StepLoad.stretch(
             decodes,
             num_steps,

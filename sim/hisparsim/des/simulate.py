@@ -12,6 +12,7 @@ from hisparsim.cost.link_rates import link_rates
 from hisparsim.cost.sources import cost_model
 from hisparsim.des.arrivals import Arrivals
 from hisparsim.des.gang import Gang
+from hisparsim.des.hot_buffers import HotBuffers
 from hisparsim.des.identity import PageIdentity
 from hisparsim.des.links import HostLinks, TransferKind
 from hisparsim.des.recorder import TokenClock
@@ -121,7 +122,8 @@ def _build(
         core = ServingCore(limits, kind(limits, **scenario.policy.options))
         link = links[number]
         desk = TransferDesk(env, link, core, TransferKind.WRITE_BACK)
-        replicas.append(Replica(core, cost, profile, setup.top_k, link, desk))
+        hot = HotBuffers(profile, trace.num_requests, starts_warm=kind.starts_warm)
+        replicas.append(Replica(core, cost, hot, setup.top_k, link, desk))
     front_end = cost.front_end_ns if scenario.cost.front_end else None
     world = World(
         env=env,

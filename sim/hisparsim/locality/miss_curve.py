@@ -14,14 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-
-_BUFFERS_PER_OCTAVE = 32
-_CONTEXTS_PER_OCTAVE = 8
-_MAX_RATIO = 2048.0
-"""Contexts of more than so many selections, and buffers too, take the values at it."""
+from hisparsim.locality.surface import BUFFERS, CONTEXTS, Floats, Surface
 
 
 class CurveTableError(ValueError):
@@ -36,40 +30,22 @@ class MissCurve:
     ) -> None:
         """`shares[i][j]` for `contexts[i]` and `hot_rows[j]`; a row may end early."""
         _check_table(top_k, hot_rows, contexts, shares)
-        self._buffers = _grid(_BUFFERS_PER_OCTAVE)
-        self._contexts = _grid(_CONTEXTS_PER_OCTAVE)
         known = np.log2(np.asarray(contexts, dtype=np.float64) / top_k)
         columns = np.stack(
             [
-                _row(
-                    self._buffers, np.asarray(hot_rows[: len(row)]) / top_k, np.asarray(row), context / top_k
-                )
+                _row(BUFFERS, np.asarray(hot_rows[: len(row)]) / top_k, np.asarray(row), context / top_k)
                 for row, context in zip(shares, contexts, strict=True)
             ]
         )
-        wanted = np.log2(self._contexts)
+        wanted = np.log2(CONTEXTS)
         at = np.clip(np.searchsorted(known, wanted, side="right") - 1, 0, len(known) - 2)
         part = ((wanted - known[at]) / (known[at + 1] - known[at]))[:, None]
         table = np.clip((1.0 - part) * columns[at] + part * columns[at + 1], 0.0, 1.0)
-        table = np.minimum.accumulate(table, axis=1)
-        self._flat: Floats = np.ascontiguousarray(table).ravel()
-        self._slopes: Floats = np.diff(self._flat, append=0.0)
-        self._width = table.shape[1]
-        self._buffer_widths = np.diff(self._buffers)
-        self._context_widths = np.diff(self._contexts)
+        self.surface = Surface(np.minimum.accumulate(table, axis=1))
 
     def __call__(self, buffer_ratio: Floats, context_ratio: Floats) -> Floats:
         """Query: [n] miss shares for [n] buffers and contexts, both in units of top_k."""
-        buffer = np.minimum(np.maximum(buffer_ratio, 1.0), _MAX_RATIO)
-        context = np.minimum(np.maximum(context_ratio, 1.0), _MAX_RATIO)
-        column, right = _cell(self._buffers, self._buffer_widths, buffer)
-        row, below = _cell(self._contexts, self._context_widths, context)
-        at = row * self._width + column
-        flat, slopes = self._flat, self._slopes
-        upper = flat[at] + slopes[at] * right
-        at += self._width
-        lower = flat[at] + slopes[at] * right
-        share = upper + (lower - upper) * below
+        share = self.surface(buffer_ratio, context_ratio)
         share = 1.0 - (1.0 - share) * np.minimum(buffer_ratio, 1.0)
         return np.asarray(share * (buffer_ratio < context_ratio))
 
@@ -90,11 +66,6 @@ def _check_table(
             raise CurveTableError(f"context {context}: misses must fall with the buffer, within 0..1")
 
 
-def _grid(per_octave: int) -> Floats:
-    octaves = np.log2(_MAX_RATIO)
-    return np.asarray(np.exp2(np.linspace(0.0, octaves, int(octaves * per_octave) + 1)))
-
-
 def _row(buffers: Floats, known: Floats, shares: Floats, whole: float) -> Floats:
     """Query: the shares of one context at all buffers: log-log inside, then linearly to 0 at the context."""
     inside = np.exp(np.interp(np.log(buffers), np.log(known), np.log(shares)))
@@ -102,9 +73,3 @@ def _row(buffers: Floats, known: Floats, shares: Floats, whole: float) -> Floats
     left = max(whole - last, 1e-9)
     beyond = shares[-1] * np.clip((whole - buffers) / left, 0.0, 1.0)
     return np.asarray(np.where(buffers > last, beyond, inside))
-
-
-def _cell(grid: Floats, widths: Floats, values: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Query: the grid cell of each value, and how far into it the value lies."""
-    at = grid[:-1].searchsorted(values, side="right") - 1
-    return at, (values - grid[at]) / widths[at]

@@ -8,12 +8,14 @@ readable on the GPU otherwise, k the selected rows and B the buffer's rows,
 
 which is exact for exchangeable positions (within 2 % of exact LRU for partly resident contexts). A verify
 step of m tokens looks up the union of m selections; it misses m (1 - 0.16 (m - 1) / b^2) times as much.
+These are misses of the steady state; what cold rows add is :meth:`LocalityProfile.refill`.
 """
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from numpy.typing import NDArray
 
 from hisparsim.locality.miss_curve import CurveTableError, MissCurve
 from hisparsim.locality.process import ProcessError, ScoreProcess
+from hisparsim.locality.refill import Refill, refill_surface
+from hisparsim.locality.surface import Surface
 from hisparsim.specs.errors import ScenarioError, unknown_name
 
 _PROFILES = Path(__file__).parent / "profiles"
@@ -57,7 +61,7 @@ class LocalityProfile:
     ) -> NDArray[np.int64]:
         """Query: [n] expected rows missed in one layer by each request's step, times 1000.
 
-        Steady state: loading an empty buffer is not in it. Never more with more hot rows; 0 where all pages
+        Steady state: what cold rows add is :meth:`refill`. Never more with more hot rows; 0 where all pages
         are resident or the buffer holds all rows that are not.
         """
         top_k = float(self.top_k)
@@ -70,6 +74,37 @@ class LocalityProfile:
             share = np.minimum(share, self._share(np.full_like(buffer, query_tokens), context, query_tokens))
         millirows: NDArray[np.int64] = np.rint(selected * share * 1000.0).astype(np.int64)
         return millirows
+
+    def refill(
+        self,
+        context_tokens: NDArray[np.int64],
+        resident_pages: NDArray[np.int64],
+        pages: NDArray[np.int64],
+        cold_pages: NDArray[np.int64],
+        hot_rows: int,
+        *,
+        starts_warm: bool = False,
+    ) -> Refill:
+        """Query: what `cold_pages` [n], among those that are not resident, add to the steady misses.
+
+        `starts_warm`: the buffer holds the first rows of the context to begin with.
+        """
+        top_k = float(self.top_k)
+        pages = np.maximum(pages, 1)
+        outside = np.maximum(1.0 - resident_pages / pages, 1e-12)
+        context = context_tokens / top_k
+        buffer = np.minimum(hot_rows / (outside * top_k), context)
+        cold = cold_pages / pages * np.minimum(context_tokens, top_k)
+        if starts_warm:
+            cold = cold * np.maximum(1.0 - hot_rows / np.maximum(context_tokens, 1), 0.0)
+        steady = self._share(buffer, context, 1)
+        later = np.where(context > 1.0, self._refill(buffer, context), 0.0)
+        second = np.maximum(self._share(np.ones_like(buffer), context, 1) - steady, 0.0)
+        return Refill(cold * (1.0 - steady), cold * later, cold * np.minimum(second, later))
+
+    @cached_property
+    def _refill(self) -> Surface:
+        return refill_surface(self.curve.surface, self.scale)
 
     def _share(
         self, buffer: NDArray[np.float64], context: NDArray[np.float64], query_tokens: int

@@ -93,7 +93,8 @@ class ResidencyPolicy(ABC):
     """Option -> default. ``policy.<option>`` in a scenario sets it; its type is the default's."""
     uses_groups: ClassVar[bool] = False
     """The pool is laid out in layer groups (indexer, resident and hot pages of one block size)."""
-
+    starts_warm: ClassVar[bool] = False
+    """A request's hot buffer holds the first rows of its context to begin with; otherwise it starts empty."""
     grows_quietly: ClassVar[bool] = False
     """While blocks are free, decodes that take pages and cache full ones start no transfer and change nothing
     for anybody else, so that stretches of them can be taken at once."""

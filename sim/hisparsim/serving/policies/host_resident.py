@@ -59,6 +59,7 @@ class HostLedger(RequestLedger):
 class HostResident(HostBacked):
     name = "host-resident"
     summary = "SGLang HiSparse: prefill on the GPU, stage to the host, decode through the hot buffer"
+    starts_warm = True
 
     def __init__(self, limits: ServingLimits, **options: Any) -> None:
         super().__init__(limits, **options)

@@ -1,0 +1,50 @@
+"""Misses beyond the steady state: rows that were never in the hot buffer miss at their first use.
+
+Three things make rows cold: a buffer starts empty, a resident page is lost to the pool, a page joins those that
+are read from the host. With mu(b) the steady misses of a buffer of b selections, an empty buffer without bound
+has after a steps
+
+    b(0) = 0,  b(1) = 1,  b(a + 1) = b(a) + mu(b(a))        selections in it, and misses mu(b(a)) in the next,
+
+because what it holds then is what an LRU buffer of that size holds. One of B selections misses
+max(mu(b(a)), mu(B)): so filling adds 1 - mu(B) in the first step, and afterwards, in all,
+
+    F(B) = b(tau) - 1 - (tau - 1) mu(B)                     tau: when b(tau) = B, at most HORIZON steps
+
+which comes as the cold rows are first selected: mu(1) - mu(B) in the second step, then less and less. A
+:class:`Refill` lets it decay as 1 / (1 + rate x steps), which has that second step and that sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hisparsim.locality.surface import BUFFERS, Floats, Surface
+
+HORIZON_STEPS = 256
+"""Filling beyond so many steps is steady state; few requests put out more tokens after losing a page."""
+_LEAST_SHARE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refill:
+    """What cold rows of [n] requests miss beyond the steady state, in rows of one layer."""
+
+    first_rows: Floats
+    """[n] in the step that first reads them."""
+    later_rows: Floats
+    """[n] in all steps after it."""
+    second_rows: Floats
+    """[n] of those, in the first of them."""
+
+
+def refill_surface(curve: Surface, scale: float = 1.0) -> Surface:
+    """Query: F in selections, by buffer and context, of a curve of coherent layers (times ``scale``)."""
+    shares = np.clip(curve.table * scale, _LEAST_SHARE, 1.0)
+    steps = np.cumsum(2.0 * np.diff(BUFFERS) / (shares[:, 1:] + shares[:, :-1]), axis=1)
+    steps = np.concatenate([np.zeros((len(shares), 1)), steps], axis=1)
+    within = np.minimum(steps, HORIZON_STEPS)
+    filled = np.stack([np.interp(part, row, BUFFERS) for part, row in zip(within, steps, strict=True)])
+    return Surface(np.maximum(filled - 1.0 - within * shares, 0.0))
