@@ -21,7 +21,7 @@ from hisparsim.specs.setup import PoolKind
 from .assemble import blueprint, make_executor
 from .calibration_fit import PARTS, fit_parts
 from .calibration_links import LinkSamples, measure_links
-from .calibration_probe import StepSamples, describe_coverage, probes_of, run_probes
+from .calibration_probe import SEED, StepSamples, describe_coverage, probes_of, run_probes
 from .devices import open_device
 from .machine import describe_machine, versions
 from .options import RunOptions
@@ -66,7 +66,7 @@ def calibrate(
     options: RunOptions | None = None,
     *,
     scale: float = 1.0,
-    seed: int = 77,
+    seed: int = SEED,
     progress: Progress | None = None,
 ) -> CalibrationRun:
     """Change: run probes that cover the scenario on this machine and fit every part of a step.

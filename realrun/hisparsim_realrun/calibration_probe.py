@@ -30,6 +30,7 @@ from .options import RunOptions
 from .ranks import Solo
 from .work import StepWork
 
+SEED = 77
 WARM_UP_STEPS = 3
 """First steps of a probe that are left out: caches and thread pools fill."""
 LEAST_OUTPUT = 4
@@ -148,7 +149,7 @@ def samples_of(result: RunResult, loads: Sequence[StepLoad], skip: int) -> StepS
     )
 
 
-def probes_of(scenario: Scenario, *, scale: float = 1.0, seed: int = 77) -> list[Probe]:
+def probes_of(scenario: Scenario, *, scale: float = 1.0, seed: int = SEED) -> list[Probe]:
     """Query: the probes that cover a scenario, in an order that mixes policies and batches.
 
     Args:

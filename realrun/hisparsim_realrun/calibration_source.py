@@ -10,10 +10,12 @@ from hisparsim.cost.calibration_file import read_calibration, write_calibration
 from hisparsim.specs.scenario import Scenario
 
 from .calibration import fitted, probe_links
-from .calibration_probe import StepSamples, probes_of, run_probes
+from .calibration_probe import SEED, StepSamples, probes_of, run_probes
 from .options import RunOptions
 
-FIRST_SHARE = 0.3
+NUM_PASSES = 3
+"""How often the probes are played, each time with other requests: as a cell's rounds, at many moments."""
+FIRST_SHARE = 0.1
 """Share of the probes that run before anything else, for a first fit."""
 Progress = Callable[[str], None]
 
@@ -68,7 +70,11 @@ class SpreadCalibration:
         self._scenario = scenario
         self._options = options
         self._progress = progress
-        self._probes = probes_of(scenario, scale=scale)
+        self._probes = [
+            probe
+            for number in range(NUM_PASSES)
+            for probe in probes_of(scenario, scale=scale, seed=SEED + 1000 * number)
+        ]
         self._first = max(round(FIRST_SHARE * len(self._probes)), 1)
         self._next = 0
         self._samples: list[StepSamples] = []

@@ -6,7 +6,7 @@
 | `pressure` | a closed loop of as many users as may run | waits for memory, preemption, spills, hot buffers |
 | `multi-turn` | a closed loop of conversations that think | prefixes found, kept on the host, lost |
 
-Every one has 320 requests in four rounds of 80, so that its intervals are narrow and no mood of the machine
+Every one has 320 requests in eight rounds of 40, so that its intervals are narrow and no mood of the machine
 has a cell to itself. Their lengths and seeds are none of the calibration's.
 """
 
@@ -24,7 +24,7 @@ from .errors import RealRunError
 from .geometry import sliced_scenario
 
 NUM_REQUESTS = 320
-NUM_ROUNDS = 4
+NUM_ROUNDS = 8
 LEAST_OF_ROUND = 40
 """Requests: shorter rounds would be all beginning and end."""
 LEAST_REQUESTS = 200

@@ -1,8 +1,8 @@
 """Expected misses of a replica's hot buffers: the steady state, and what cold rows add to it.
 
-A request's rows become cold all together when it first decodes with pages on the host, and page by page as the
-pool takes its resident pages. How many misses are still to come is kept for each request with the context at
-which that was so; they decay with the tokens that follow (:mod:`hisparsim.locality.refill`).
+A request's rows become cold all together when it first decodes with pages on the host, and page by page as
+the pool takes its resident pages. How many misses are still to come is kept for each request with the context
+at which that was so; they decay with the tokens that follow (:mod:`hisparsim.locality.refill`).
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class HotBuffers:
         rate = np.where(second < later, second / np.maximum(later - second, 1e-12), _WHOLE_RATE)
         return np.stack([outside, context, first, later, rate], axis=1)
 
-    def missed_millirows(
-        self, decodes: DecodeBatch, context_tokens: Counts, looked_up: Counts
-    ) -> Counts:
+    def missed_millirows(self, decodes: DecodeBatch, context_tokens: Counts, looked_up: Counts) -> Counts:
         """Change: [k, n] thousandths of a row of one layer that k steps of a batch miss, the first one now.
 
         Args:
@@ -95,7 +93,8 @@ class HotBuffers:
         extra = left - _left(state, passed + queries)
         extra[extra < _LEAST_ROWS] = 0.0
         missed: Counts = steady + np.rint(extra * 1000.0).astype(np.int64)
-        return np.minimum(missed, np.maximum(looked_up, steady))
+        most: Counts = np.maximum(looked_up, steady)
+        return np.minimum(missed, most, out=most)
 
 
 def _left(state: Floats, passed: Floats) -> Floats:

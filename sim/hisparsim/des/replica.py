@@ -106,7 +106,7 @@ class Replica:
         return Snapshot(state, waiting, core.num_preemptions, notes.blocked_by, notes.waited)
 
     def _hot_rows(self, decodes: DecodeBatch, context: Counts) -> tuple[Counts, Counts]:
-        """[k, n] thousandths of a row of one layer in k steps: looked up in a hot buffer, and of those missed."""
+        """[k, n] thousandths of a row of one layer: looked up in a hot buffer, missed, in k steps."""
         selected = np.minimum(context, self.top_k) * (1000 * decodes.query_tokens)
         looked_up = selected * (decodes.pages - decodes.resident_pages) // np.maximum(decodes.pages, 1)
         missed = self.hot.missed_millirows(decodes, context, looked_up)

@@ -1,8 +1,7 @@
 """Misses beyond the steady state: rows that were never in the hot buffer miss at their first use.
 
-Three things make rows cold: a buffer starts empty, a resident page is lost to the pool, a page joins those that
-are read from the host. With mu(b) the steady misses of a buffer of b selections, an empty buffer without bound
-has after a steps
+Rows become cold when a buffer starts empty and when the pool takes a resident page. With mu(b) the steady
+misses of a buffer of b selections, an empty buffer without bound has after a steps
 
     b(0) = 0,  b(1) = 1,  b(a + 1) = b(a) + mu(b(a))        selections in it, and misses mu(b(a)) in the next,
 

@@ -27,7 +27,7 @@ NEVER = 10**9
 def streams(num_steps: int) -> tuple[tuple[np.ndarray, ...], ...]:
     process = ScoreProcess(0.09535, 0.99678, 0.58544)
     return tuple(
-        tuple(process.selections(CONTEXT, TOP_K, num_steps, seed, growing=False)) for seed in range(3)
+        tuple(process.selections(CONTEXT, TOP_K, num_steps, seed, growing=False)) for seed in range(6)
     )
 
 
