@@ -17,7 +17,9 @@ from hisparsim.locality.process import ScoreProcess
 
 TOP_K = 2048
 HOT_ROWS = (2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
-CONTEXTS = (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
+CONTEXTS = (
+    3072, 4096, 6144, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576,
+)  # fmt: skip
 MEASURED_TOP_K = 256
 WARM_UP_STEPS = 1500
 """Four to five slow time scales of the fitted process."""
@@ -53,7 +55,7 @@ def table_row(shares: Sequence[float], context_tokens: int, hot_rows: Sequence[i
     """Query: a row of a profile in per cent: it ends where the buffer holds all, or at mere chance."""
     row = []
     for share, rows in zip(shares, hot_rows, strict=True):
-        if rows > context_tokens or share < _LEAST_SHARE:
+        if rows >= context_tokens or share < _LEAST_SHARE:
             break
         row.append(round(100.0 * share, 2))
     return row
