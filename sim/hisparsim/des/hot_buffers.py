@@ -17,8 +17,9 @@ from hisparsim.serving.plan import DecodeBatch
 Counts = NDArray[np.int64]
 
 _OUTSIDE, _SINCE, _FIRST, _LATER, _RATE = range(5)
-_LEAST_ROWS = 1e-3
-"""Fewer expected rows are none."""
+_SHARE_OF_COUNT = 64
+"""Lost pages are counted when they are more than this part of those that are read from the host: a pool under
+pressure takes a page of somebody at every step, and one of a thousand moves nothing."""
 _WHOLE_RATE = 1e12
 """All that is left is missed in the next step."""
 
@@ -29,46 +30,45 @@ class HotBuffers:
     def __init__(self, profile: LocalityProfile, num_requests: int, *, starts_warm: bool) -> None:
         self.profile = profile
         self.starts_warm = starts_warm
-        self._state: Floats = np.zeros((num_requests, 5))
-        """Of each request: pages read from the host, context when the rest was counted, rows that the step at
+        self._state: Floats = np.zeros((5, num_requests))
+        """[5, requests]: pages read from the host, context when the rest was counted, rows that the step at
         that context misses beyond the steady state, rows that later ones do, and how fast these decay."""
 
     def forget(self, request_id: int) -> None:
         """Change: the request's buffer was given back."""
-        self._state[request_id] = 0.0
+        self._state[:, request_id] = 0.0
 
     def settle(self, decodes: DecodeBatch) -> Floats:
-        """Change: note what pages a batch reads from the host; returns its requests' states, [n, 5]."""
+        """Change: note what pages a batch reads from the host; returns its requests' states, [5, n]."""
         ids = np.array(decodes.request_ids, np.int64)
-        state = self._state[ids]
+        state: Floats = self._state.take(ids, axis=1)
         outside = decodes.pages - decodes.resident_pages
-        known = state[:, _OUTSIDE]
-        if np.array_equal(outside, known):
-            return state
-        # Where nothing is resident, a page more is one that was just written, row by row into the buffer.
-        cold = (outside > known) & ((decodes.resident_pages > 0) | (known == 0.0))
-        if cold.any():
-            state[cold] = self._with_cold_pages(decodes, cold, state[cold], outside[cold])
-        state[:, _OUTSIDE] = outside
-        self._state[ids] = state
+        more = outside - state[_OUTSIDE]
+        due = more * _SHARE_OF_COUNT > outside
+        if np.count_nonzero(due):
+            # Where nothing is resident, a page more is one that was just written, row by row into the buffer.
+            cold = np.flatnonzero(due & ((decodes.resident_pages > 0) | (state[_OUTSIDE] == 0.0)))
+            if len(cold):
+                self._add_cold_pages(decodes, cold, more, state)
+            state[_OUTSIDE, due] = outside[due]
+            self._state[:, ids] = state
         return state
 
-    def _with_cold_pages(
-        self, decodes: DecodeBatch, cold: NDArray[np.bool_], state: Floats, outside: Counts
-    ) -> Floats:
-        """Query: the states of the requests that read more pages from the host than before."""
-        context, pages = decodes.context_tokens[cold], decodes.pages[cold]
-        more = outside - state[:, _OUTSIDE].astype(np.int64)
-        warm = self.starts_warm
-        resident = decodes.resident_pages[cold]
-        added = self.profile.refill(context, resident, pages, more, decodes.hot_rows, starts_warm=warm)
-        passed = context - state[:, _SINCE]
-        left, next_left, after_left = (_left(state, passed + tokens) for tokens in (0.0, 1.0, 2.0))
-        first = left - next_left + added.first_rows
+    def _add_cold_pages(self, decodes: DecodeBatch, cold: Counts, more: Floats, state: Floats) -> None:
+        """Change: the states of the requests (``cold``, places in the batch) that lost pages to the host."""
+        context = decodes.context_tokens[cold]
+        added = self.profile.refill(
+            context, decodes.resident_pages[cold], decodes.pages[cold], more[cold], decodes.hot_rows,
+            starts_warm=self.starts_warm,
+        )  # fmt: skip
+        before = state[:, cold]
+        passed = context - before[_SINCE]
+        next_left = _later(before, passed + 1.0)
+        due = np.where(passed < 1.0, before[_FIRST] + before[_LATER], _later(before, passed)) - next_left
         later = next_left + added.later_rows
-        second = np.minimum(next_left - after_left + added.second_rows, later)
-        rate = np.where(second < later, second / np.maximum(later - second, 1e-12), _WHOLE_RATE)
-        return np.stack([outside, context, first, later, rate], axis=1)
+        second = np.minimum(next_left - _later(before, passed + 2.0) + added.second_rows, later)
+        rate = second / np.maximum(later - second, second / _WHOLE_RATE + 1e-300)
+        state[_SINCE:, cold] = context, due + added.first_rows, later, rate
 
     def missed_millirows(self, decodes: DecodeBatch, context_tokens: Counts, looked_up: Counts) -> Counts:
         """Change: [k, n] thousandths of a row of one layer that k steps of a batch miss, the first one now.
@@ -77,27 +77,24 @@ class HotBuffers:
             context_tokens: [k, n] of each step.
             looked_up: [k, n] thousandths of a row that are not resident: no step misses more.
         """
-        shape = context_tokens.shape
-        resident, pages = (
-            np.broadcast_to(counts, shape).ravel() for counts in (decodes.resident_pages, decodes.pages)
-        )
-        queries = decodes.query_tokens
+        num_steps, queries = len(context_tokens), decodes.query_tokens
+        resident, pages = decodes.resident_pages, decodes.pages
+        if num_steps > 1:
+            resident, pages = np.tile(resident, num_steps), np.tile(pages, num_steps)
         steady = self.profile.missed_millirows(
             context_tokens.ravel(), resident, pages, decodes.hot_rows, queries
-        ).reshape(shape)
+        ).reshape(context_tokens.shape)
         state = self.settle(decodes)
-        passed = context_tokens - state[:, _SINCE]
-        left = _left(state, passed)
-        if left[0].max() < _LEAST_ROWS:
+        if not np.count_nonzero(state[_LATER]) and not np.count_nonzero(state[_FIRST]):
             return steady
-        extra = left - _left(state, passed + queries)
-        extra[extra < _LEAST_ROWS] = 0.0
+        passed = context_tokens - state[_SINCE]
+        extra = _later(state, passed) - _later(state, passed + queries) + state[_FIRST] * (passed < 1.0)
         missed: Counts = steady + np.rint(extra * 1000.0).astype(np.int64)
         most: Counts = np.maximum(looked_up, steady)
         return np.minimum(missed, most, out=most)
 
 
-def _left(state: Floats, passed: Floats) -> Floats:
-    """Query: rows still to be missed beyond the steady state, `passed` tokens after they were counted."""
-    later = state[:, _LATER] / (1.0 + state[:, _RATE] * np.maximum(passed - 1.0, 0.0))
-    return np.asarray(np.where(passed < 1.0, state[:, _FIRST] + state[:, _LATER], later))
+def _later(state: Floats, passed: Floats) -> Floats:
+    """Query: rows that later steps still miss beyond the steady state, `passed` tokens after the count."""
+    left: Floats = state[_LATER] / (1.0 + state[_RATE] * np.maximum(passed - 1.0, 0.0))
+    return left

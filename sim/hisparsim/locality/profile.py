@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hisparsim.locality.miss_curve import CurveTableError, MissCurve
 from hisparsim.locality.process import ProcessError, ScoreProcess
 from hisparsim.locality.refill import Refill, refill_surface
-from hisparsim.locality.surface import Surface
+from hisparsim.locality.surface import CONTEXTS, Surface
 from hisparsim.specs.errors import ScenarioError, unknown_name
 
 _PROFILES = Path(__file__).parent / "profiles"
@@ -80,7 +80,7 @@ class LocalityProfile:
         context_tokens: NDArray[np.int64],
         resident_pages: NDArray[np.int64],
         pages: NDArray[np.int64],
-        cold_pages: NDArray[np.int64],
+        cold_pages: NDArray[np.float64],
         hot_rows: int,
         *,
         starts_warm: bool = False,
@@ -98,8 +98,8 @@ class LocalityProfile:
         if starts_warm:
             cold = cold * np.maximum(1.0 - hot_rows / np.maximum(context_tokens, 1), 0.0)
         steady = self._share(buffer, context, 1)
-        later = np.where(context > 1.0, self._refill(buffer, context), 0.0)
-        second = np.maximum(self._share(np.ones_like(buffer), context, 1) - steady, 0.0)
+        later = self._refill(buffer, context) * (context > 1.0)
+        second = np.maximum(np.interp(context, CONTEXTS, self.curve.surface.table[:, 0]) - steady, 0.0)
         return Refill(cold * (1.0 - steady), cold * later, cold * np.minimum(second, later))
 
     @cached_property
