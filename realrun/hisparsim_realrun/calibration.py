@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +19,9 @@ from hisparsim.specs.scenario import Scenario
 from hisparsim.specs.setup import PoolKind
 
 from .assemble import blueprint, make_executor
-from .calibration_fit import PARTS, fit_parts
+from .calibration_fit import LEAST_STEPS, PARTS, fit_parts
 from .calibration_links import LinkSamples, measure_links
-from .calibration_probe import SEED, StepSamples, describe_coverage, probes_of, run_probes
+from .calibration_probe import NOT_IDLE, SEED, StepSamples, describe_coverage, probes_of, run_probes
 from .devices import open_device
 from .machine import describe_machine, versions
 from .options import RunOptions
@@ -88,7 +88,7 @@ def fitted(scenario: Scenario, options: RunOptions, samples: StepSamples, links:
     """Query: the calibration that measured steps and links give, with the machine's name and the date."""
     device = open_device(options.device, options.kernels, threads=options.threads)
     coverage = describe_coverage(samples)
-    return Calibration(
+    made = Calibration(
         device=options.device,
         machine=describe_machine(device),
         versions=versions(),
@@ -106,6 +106,25 @@ def fitted(scenario: Scenario, options: RunOptions, samples: StepSamples, links:
             f"{links.spread:.0%}); compute beside copies takes {links.compute_slowdown:+.0%}",
         ),
     )
+    return replace(made, idle_start_ns=idle_start_ns(CalibratedModel(made, token_bytes=0), samples))
+
+
+def idle_start_ns(model: CalibratedModel, samples: StepSamples) -> int:
+    """Query: what steps after idling take longer than a model says, from the arrival on; 0 where few idled.
+
+    A probe's other steps say how fast the machine was just then.
+    """
+    idled = samples.idled_ns != NOT_IDLE
+    if int(idled.sum()) < LEAST_STEPS:
+        return 0
+    priced = np.sum(list(prediction_ns(model, samples).values()), axis=0).astype(np.float64)
+    measured = samples.duration_ns.astype(np.float64)
+    longer = []
+    for run in np.unique(samples.run[idled]):
+        own, busy = (samples.run == run) & idled, (samples.run == run) & ~idled
+        pace = measured[busy].sum() / priced[busy].sum() if busy.any() else 1.0
+        longer.extend(samples.idled_ns[own] + measured[own] - pace * priced[own])
+    return max(round(float(np.mean(longer))), 0)
 
 
 def prediction_ns(model: CalibratedModel, samples: StepSamples) -> dict[Term, np.ndarray[Any, Any]]:

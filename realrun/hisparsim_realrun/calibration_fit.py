@@ -17,7 +17,7 @@ from hisparsim.cost.calibration_file import FEATURES, Fit, PartFit, Phase
 from hisparsim.cost.load import StepLoad
 from hisparsim.cost.terms import Term
 
-from .calibration_probe import StepSamples
+from .calibration_probe import NOT_IDLE, StepSamples
 
 Floats = NDArray[np.float64]
 HUBER = 1.5
@@ -110,6 +110,7 @@ def fit_parts(samples: StepSamples) -> dict[str, PartFit]:
         fits = {}
         for phase in Phase:
             chosen = np.array([_phase(load) is phase for load in samples.loads])
+            chosen &= samples.idled_ns == NOT_IDLE
             if int(chosen.sum()) >= LEAST_STEPS:
                 loads = [load for load, wanted in zip(samples.loads, chosen, strict=True) if wanted]
                 fits[phase] = fit_part(shape, loads, measured[chosen])

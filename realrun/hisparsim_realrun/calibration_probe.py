@@ -22,7 +22,7 @@ from hisparsim.serving.policies import policy_class
 from hisparsim.specs.scenario import Scenario
 from hisparsim.specs.setup import PoolKind
 from hisparsim.specs.weights import GIB
-from hisparsim_traces import Trace, closed_loop, conversations
+from hisparsim_traces import Trace, closed_loop, conversations, poisson
 
 from .engine import RealRun, run_real
 from .executor import StepOutput
@@ -31,6 +31,7 @@ from .ranks import Solo
 from .work import StepWork
 
 SEED = 77
+NOT_IDLE = -1
 WARM_UP_STEPS = 3
 """First steps of a probe that are left out: caches and thread pools fill."""
 LEAST_OUTPUT = 4
@@ -38,8 +39,8 @@ TURNS = 3
 """Turns of the conversations that find, load and stage prefixes."""
 POLICIES = ("gpu-only", "host-resident", "hybrid", "prefix-offload")
 """Both kinds of pool, with and without a host tier; every residency a request can have."""
-MAX_GAP_NS = 20_000_000
-"""Between two steps a loop with work to do never rests so long; longer gaps are waits for arrivals."""
+IDLE_RATE_PER_S = 3.0
+"""Arrivals of the probe that finds the engine idle, mostly."""
 Progress = Callable[[str], None]
 
 
@@ -57,13 +58,15 @@ class Probe:
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     seed: int
+    rate_per_s: float | None = None
+    """Open arrivals in place of the users."""
 
     def scenario(self, base: Scenario) -> Scenario:
         """Query: the scenario that the probe runs in."""
         return base.with_overrides(
             [
                 f"policy.name={self.policy}",
-                f"workload.concurrency={self.users}",
+                f"workload.concurrency={self.users if self.rate_per_s is None else 'null'}",
                 "workload.limit=null",
                 "workload.rate_per_s=null",
                 "workload.time_scale=1",
@@ -78,6 +81,9 @@ class Probe:
             low, high = self.input_tokens
             first, later = (low, max(high // 2, low)), (low, max(high // (2 * self.turns), low))
             return conversations(sessions, self.turns, first, later, self.output_tokens, seed=self.seed)
+        if self.rate_per_s is not None:
+            lengths = self.input_tokens, self.output_tokens
+            return poisson(self.num_requests, self.rate_per_s, *lengths, self.seed)
         return closed_loop(self.num_requests, self.input_tokens, self.output_tokens, seed=self.seed)
 
 
@@ -91,6 +97,8 @@ class StepSamples:
     """From a step's start to the next one's, where the loop had work to do."""
     run: NDArray[np.int64]
     """Number of the probe."""
+    idled_ns: NDArray[np.int64]
+    """From the arrival that ended an idle time to the step's start; NOT_IDLE where there was work before."""
 
     def __len__(self) -> int:
         return len(self.loads)
@@ -103,6 +111,7 @@ class StepSamples:
             {term: np.concatenate([part.terms_ns[term] for part in parts]) for term in Term},
             np.concatenate([part.duration_ns for part in parts]),
             np.concatenate([np.full(len(part), number, np.int64) for number, part in enumerate(parts)]),
+            np.concatenate([part.idled_ns for part in parts]),
         )
 
 
@@ -137,15 +146,25 @@ def run_listening(
 
 
 def samples_of(result: RunResult, loads: Sequence[StepLoad], skip: int) -> StepSamples:
-    """Query: steps of a run with their loads; the pause before the next step is overhead of this one."""
+    """Query: steps of a run with their loads; the pause before the next step is overhead of this one.
+
+    Unless nothing was to do: that pause is nobody's, and the step after it has been waited for.
+    """
     steps = result.steps
-    start, duration = steps["start_ns"], steps["duration_ns"]
-    gaps = np.append(start[1:] - (start + duration)[:-1], 0)
-    gaps = np.where(gaps < MAX_GAP_NS, gaps, 0)
+    start, end = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
+    arrivals, finishes = (np.sort(result.requests[name]) for name in ("arrival_ns", "finish_ns"))
+    alive = arrivals.searchsorted(end, "right") - finishes.searchsorted(end, "right")
+    gaps = np.where(alive > 0, np.append(start[1:] - end[:-1], 0), 0)
+    begun_by = arrivals[np.maximum(arrivals.searchsorted(start, "right") - 1, 0)]
+    waited = np.append(True, alive[:-1] == 0)
     terms = {term: steps[f"cost_{term.value}_ns"][skip:].copy() for term in Term}
     terms[Term.LAUNCH] += gaps[skip:]
     return StepSamples(
-        tuple(loads[skip:]), terms, (duration + gaps)[skip:], np.zeros(len(duration[skip:]), np.int64)
+        tuple(loads[skip:]),
+        terms,
+        (steps["duration_ns"] + gaps)[skip:],
+        np.zeros(len(start[skip:]), np.int64),
+        np.where(waited, start - begun_by, NOT_IDLE)[skip:],
     )
 
 
@@ -172,6 +191,11 @@ def probes_of(scenario: Scenario, *, scale: float = 1.0, seed: int = SEED) -> li
         requests, outputs = round(scale * 20), (LEAST_OUTPUT, most_output // 2)
         users, lengths = limits.max_num_seqs, (1, max(longest - TURNS * most_output, 1))
         probes.append(Probe(policy, True, users, requests, TURNS, lengths, outputs, seed + len(probes)))
+    outputs, lengths = (LEAST_OUTPUT, most_output // 2), (1, longest)
+    requests = max(round(scale * 20), 2)
+    probes.append(
+        Probe(POLICIES[0], False, 1, requests, 1, lengths, outputs, seed + len(probes), IDLE_RATE_PER_S)
+    )
     order = np.random.default_rng([seed, 1]).permutation(len(probes))
     return [probes[place] for place in order]
 

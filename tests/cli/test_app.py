@@ -83,11 +83,11 @@ def failing(error: BaseException) -> object:
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (ResultError("two\n  lines"), USER_ERROR, "hisparsim: two lines\n"),
+        (ResultError("two\n  lines"), USER_ERROR, "error: two lines\n"),
         (
             FileNotFoundError(2, "No such file or directory", "a.csv"),
             USER_ERROR,
-            "hisparsim: a.csv: No such file or directory\n",
+            "error: a.csv: No such file or directory\n",
         ),
         (KeyboardInterrupt(), INTERRUPTED, "hisparsim: interrupted\n"),
     ],

@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_left(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert "hisparsim: out: File too large; nothing is left of it" in capsys.readouterr().err
+    assert "error: out: File too large; nothing is left of it" in capsys.readouterr().err
     nothing_written(tmp_path)
 
 

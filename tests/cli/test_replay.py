@@ -79,7 +79,7 @@ def test_an_existing_out_is_refused_before_anything_runs(
     monkeypatch.setattr(hisparsim, "simulate", None)
     (tmp_path / "taken").mkdir()
     assert replay("--policy", "gpu-only", "--out", "taken") == USER_ERROR
-    assert capsys.readouterr().err.startswith("hisparsim: taken: exists already")
+    assert capsys.readouterr().err.startswith("error: taken: exists already")
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,16 @@ from hisparsim.cost.link_rates import link_rates
 from hisparsim.cost.load import MOVING, StepLoad
 from hisparsim.cost.sources import cost_model
 from hisparsim.cost.terms import Term
+from hisparsim.des.simulate import simulate
 from hisparsim.specs.errors import ScenarioError
 from hisparsim.specs.models import load_model
 from hisparsim.specs.scenario import Scenario
-from hisparsim_realrun.calibration import calibrate, prediction_ns
+from hisparsim_realrun.calibration import calibrate, fitted, idle_start_ns, prediction_ns, probe_links
 from hisparsim_realrun.calibration_fit import PARTS, fit_part, fit_parts
-from hisparsim_realrun.calibration_probe import StepSamples, pressed_gib, probes_of, run_listening
+from hisparsim_realrun.calibration_probe import NOT_IDLE, StepSamples, pressed_gib, probes_of, run_listening
 from hisparsim_realrun.options import RunOptions
 from hisparsim_realrun.validation_workloads import base_scenario, workloads
+from hisparsim_traces import closed_loop, poisson
 
 SETTINGS = ["model.preset=tiny-dsa", "node.preset=h200x1", "parallel.tp=1", "kv.dtype=bf16"]
 
@@ -232,7 +234,7 @@ def test_a_curve_over_tokens_bends_where_the_times_bend() -> None:
 def test_kinds_of_steps_that_were_hardly_seen_have_no_fit_of_their_own() -> None:
     loads = tuple(StepLoad(num_decodes=1 + number % 8) for number in range(100))
     zeros = np.zeros(len(loads), np.int64)
-    samples = StepSamples(loads, dict.fromkeys(Term, zeros + 500), zeros + 9000, zeros)
+    samples = StepSamples(loads, dict.fromkeys(Term, zeros + 500), zeros + 9000, zeros, zeros - 1)
     parts = fit_parts(samples)
     assert set(parts["moe"].fits) == {Phase.DECODE}
 
@@ -294,3 +296,43 @@ def test_samples_carry_the_load_and_the_time_of_every_step(tmp_path: Path) -> No
     assert prefilled == int(run.result.steps["prefill_tokens"].sum())
     whole = sum(int(ns.sum()) for ns in samples.terms_ns.values())
     assert whole == pytest.approx(int(samples.duration_ns.sum()), rel=0.02)
+
+
+def test_an_idle_engine_starts_as_much_later_as_was_measured(tmp_path: Path) -> None:
+    base = base_scenario("cpu", tmp_path).with_overrides(["policy.name=gpu-only"])
+    trace = poisson(30, 3.0, (1, 200), (4, 8), 5)
+    run, samples = run_listening(base, trace, RunOptions(threads=1))
+    idled = samples.idled_ns != NOT_IDLE
+    assert idled[0]
+    assert 10 < int(idled.sum()) < 30
+    assert np.all(samples.idled_ns[idled] >= 0)
+    starts = run.result.steps["start_ns"][idled]
+    arrivals = run.result.requests["arrival_ns"]
+    assert np.array_equal(
+        starts - samples.idled_ns[idled], arrivals[arrivals.searchsorted(starts, "right") - 1]
+    )
+    # Steps that take 4 ms more than the model says after idling, on a machine that is a tenth slower.
+    calibration = fitted(base, RunOptions(threads=1), samples, probe_links(base, RunOptions(threads=1)))
+    model = CalibratedModel(calibration, token_bytes=0)
+    priced = np.sum(list(prediction_ns(model, samples).values()), axis=0)
+    longer = np.where(idled, 4_000_000 - samples.idled_ns, 0)
+    slower = replace(samples, duration_ns=np.rint(1.1 * priced).astype(np.int64) + longer)
+    assert idle_start_ns(model, slower) == pytest.approx(4_000_000, rel=1e-3)
+    assert idle_start_ns(model, replace(samples, idled_ns=np.full(len(samples), NOT_IDLE))) == 0
+
+
+def test_the_simulator_waits_before_the_first_step_after_idling_only(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    base = base_scenario("cpu", tmp_path).with_overrides(["policy.name=gpu-only"])
+    made = calibrate(base, RunOptions(threads=1), scale=0.05).calibration
+    alone, loop = poisson(5, 0.01, 64, 6, 5), closed_loop(5, (64, 64), (6, 6), seed=1)
+    ttft = {}
+    for idle_ns in (0, 7_000_000):
+        write_calibration(replace(made, idle_start_ns=idle_ns), file)
+        priced = base.with_overrides([f"cost.source=calibration:{file}"])
+        users = priced.with_overrides(["workload.concurrency=1"])
+        for name, scenario, trace in (("alone", priced, alone), ("loop", users, loop)):
+            requests = simulate(scenario, trace).requests
+            ttft[name, idle_ns] = requests["first_token_ns"] - requests["arrival_ns"]
+    assert np.all((ttft["alone", 7_000_000] - ttft["alone", 0])[1:] == 7_000_000)
+    assert np.all((ttft["loop", 7_000_000] - ttft["loop", 0])[1:] == 0)

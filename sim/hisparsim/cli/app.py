@@ -151,5 +151,5 @@ def main() -> None:
 def _fail(message: str) -> int:
     """Change: the message on one line of stderr; nothing where help was printed in its place."""
     if message:
-        sys.stderr.write(f"hisparsim: {' '.join(message.split())}\n")
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return USER_ERROR

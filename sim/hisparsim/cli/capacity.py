@@ -44,44 +44,37 @@ def capacity(
     from hisparsim.specs.weights import WeightFormat
 
     formats = [row_format.value for row_format in RowFormat]
-    try:
-        if plot is not None and plot.suffix not in FIGURE_SUFFIXES:
-            raise ScenarioError(f"--plot {str(plot)!r}: the name must end in {', '.join(FIGURE_SUFFIXES)}")
-        if kv != "auto" and kv not in formats:
-            raise unknown_name("row format", kv, [*formats, "auto"])
-        if weights not in [weight.value for weight in WeightFormat]:
-            raise unknown_name("weight format", weights, [weight.value for weight in WeightFormat])
-        if memory not in [figure.value for figure in MemoryFigure]:
-            raise unknown_name("memory figure", memory, [figure.value for figure in MemoryFigure])
-        counted = Capacity(
-            model=load_model(model),
-            node=load_node(node),
-            tp=tp,
-            dp=dp,
-            ep=ep,
-            row_format=None if kv == "auto" else RowFormat(kv),
-            hot_rows=hot_rows,
-            host_gib=host_gib,
-            weights=WeightFormat(weights),
-            memory=MemoryFigure(memory),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            async_depth=async_depth,
-        )
-        longest = counted.model.max_position_embeddings
-        contexts = context or [length for length in DEFAULT_CONTEXTS if length <= longest]
-        if as_json:
-            typer.echo(json.dumps(counted.as_dict(contexts), indent=2))
-        else:
-            _print_table(counted, contexts)
-        if plot is not None:
-            _draw(counted, plot)
-    except OSError as error:
-        typer.echo(f"error: {error.filename or plot or 'stdout'}: {error.strerror or error}", err=True)
-        raise typer.Exit(2) from None
-    except ScenarioError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    if plot is not None and plot.suffix not in FIGURE_SUFFIXES:
+        raise ScenarioError(f"--plot {str(plot)!r}: the name must end in {', '.join(FIGURE_SUFFIXES)}")
+    if kv != "auto" and kv not in formats:
+        raise unknown_name("row format", kv, [*formats, "auto"])
+    if weights not in [weight.value for weight in WeightFormat]:
+        raise unknown_name("weight format", weights, [weight.value for weight in WeightFormat])
+    if memory not in [figure.value for figure in MemoryFigure]:
+        raise unknown_name("memory figure", memory, [figure.value for figure in MemoryFigure])
+    counted = Capacity(
+        model=load_model(model),
+        node=load_node(node),
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        row_format=None if kv == "auto" else RowFormat(kv),
+        hot_rows=hot_rows,
+        host_gib=host_gib,
+        weights=WeightFormat(weights),
+        memory=MemoryFigure(memory),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        async_depth=async_depth,
+    )
+    longest = counted.model.max_position_embeddings
+    contexts = context or [length for length in DEFAULT_CONTEXTS if length <= longest]
+    if as_json:
+        typer.echo(json.dumps(counted.as_dict(contexts), indent=2))
+    else:
+        _print_table(counted, contexts)
+    if plot is not None:
+        _draw(counted, plot)
 
 
 def _print_table(counted: Capacity, contexts: list[int]) -> None:

@@ -32,16 +32,10 @@ def explain(
 ) -> None:
     """Print what one step costs, term by term, and where each figure comes from."""
     from hisparsim.cost.explanation import Example, explain_step
-    from hisparsim.serving.policy import PolicyError
-    from hisparsim.specs.errors import ScenarioError
     from hisparsim.specs.scenario import Scenario
 
     example = Example(batch, context, prefill, past, resident_share)
-    try:
-        explanation = explain_step(Scenario.load(scenario, overrides or ()), example)
-    except (ScenarioError, PolicyError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    explanation = explain_step(Scenario.load(scenario, overrides or ()), example)
     if as_json:
         typer.echo(json.dumps(_as_dict(explanation), indent=2))
     else:

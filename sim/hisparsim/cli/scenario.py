@@ -33,13 +33,8 @@ def show(
     from hisparsim.specs.scenario import Scenario
 
     if file is not None and scenario is not None:
-        typer.echo("error: give the scenario file once, as argument or with --scenario", err=True)
-        raise typer.Exit(2)
-    try:
-        values = Scenario.load(file or scenario, overrides or ()).resolved()
-    except ScenarioError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise ScenarioError("give the scenario file once, as argument or with --scenario")
+    values = Scenario.load(file or scenario, overrides or ()).resolved()
     if as_json:
         rows = [
             {

@@ -115,6 +115,10 @@ class CalibratedModel:
         """Query: nothing, whatever the prompt: a calibrated engine is fed in its own process."""
         return 0
 
+    def idle_start_ns(self) -> int:
+        """Query: as measured."""
+        return self.calibration.idle_start_ns
+
     def sources(self) -> Mapping[str, str]:
         """Query: where the figures of each term come from."""
         made = self.calibration

@@ -138,6 +138,9 @@ class Calibration:
     """Decode steps run in graphs padded to a batch size; otherwise each is as large as its batch."""
     parts: Mapping[str, PartFit]
     links: CalibratedLinks
+    idle_start_ns: int = 0
+    """What the first step after idling takes longer, from the arrival that ends it: the engine has to look
+    up, and others have used the caches meanwhile."""
     notes: tuple[str, ...] = ()
 
     def check_model(self, model: ModelSpec, row_format: str, num_ranks: int) -> None:

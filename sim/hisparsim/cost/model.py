@@ -61,5 +61,8 @@ class CostModel(Protocol):
     def front_end_ns(self, prompt_tokens: int) -> int:
         """Query: time of the serial front end (HTTP, template, tokeniser) for one request."""
 
+    def idle_start_ns(self) -> int:
+        """Query: time between an arrival at an idle engine and the step that it can be in."""
+
     def sources(self) -> Mapping[str, str]:
         """Query: where the figures of each term come from, for people."""

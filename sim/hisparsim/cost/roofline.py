@@ -148,6 +148,10 @@ class RooflineModel:
         per_token = figures.number("front_end.token_us") * 1e3
         return round(figures.number("front_end.request_us") * 1e3 + per_token * prompt_tokens)
 
+    def idle_start_ns(self) -> int:
+        """Query: 0; no published figure is known."""
+        return 0
+
     def sources(self) -> Mapping[str, str]:
         """Query: where the figures of each term come from."""
         return {

@@ -42,6 +42,7 @@ class Gang:
         """SimPy events that steps took."""
         self._decode_ns = 1
         """What the last quiet step took."""
+        self._idle_start_ns = replicas[0].cost.idle_start_ns()
         self._stretches = len(replicas) == 1 and not (world.check or world.step_by_step)
 
     def serve(self) -> Generator[simpy.Event, Any, None]:
@@ -57,7 +58,10 @@ class Gang:
                     continue  # who was preempted may come back at once
                 if not self._anything_to_come():
                     return
+                had_nothing = not any([replica.core.num_alive for replica in self.replicas])
                 yield world.idle(self.replicas)
+                if had_nothing and self._idle_start_ns:
+                    yield env.timeout(self._idle_start_ns)
                 continue
             if self._start_loads(active):
                 continue

@@ -135,8 +135,8 @@ def test_an_exact_lru_on_a_generated_stream_agrees_with_the_curve():
 
 @pytest.mark.slow
 def test_a_small_top_k_misses_as_the_curve_says_for_its_ratios():
-    # tiny-dsa selects 128 rows: the curve is read at B / 128 and n / 128, short contexts among them. A constant
-    # context, 1,000 steps after 1,000, four seeds: within 6 % or 0.3 rows.
+    # tiny-dsa selects 128 rows: the curve is read at B / 128 and n / 128, short contexts among them. A
+    # constant context, 1,000 steps after 1,000, four seeds: within 6 % or 0.3 rows.
     profile = load_profile("glm-5.1", 128)
     assert profile.process is not None
     for context in (192, 256, 512, 1024, 2048):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from hisparsim.cli.app import run
 from hisparsim.cli.capacity import capacity as capacity_command
 from hisparsim.cli.scenario import app as scenario_app
 from hisparsim.specs.capacity import Capacity
@@ -229,11 +230,13 @@ def test_the_table_names_the_memory_figure_and_draws_the_figure(tmp_path: Path) 
         ["scenario", "show", "--set", "parallel.tp=4"],
     ],
 )
-def test_bad_input_ends_with_code_2_and_one_line(arguments: list[str]) -> None:
-    result = runner.invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
+def test_bad_input_ends_with_code_2_and_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
 
 
 def test_scenario_show_prints_values_with_their_origin() -> None:
