@@ -88,8 +88,6 @@ def _scatter(document: Mapping[str, Any]) -> Any:
     names = list(dict.fromkeys(entry["name"] for entry in document["workloads"]))
 
     def draw(plt: Any) -> Any:
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
         figure, grid = plt.subplots(
             1, len(SCATTERED), figsize=(3.1 * len(SCATTERED), 3.6), layout="constrained"
         )
@@ -115,9 +113,7 @@ def _scatter(document: Mapping[str, Any]) -> Any:
             axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
             axes.set_aspect("equal")
             for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axis.set_minor_formatter(NullFormatter())
+                _label_plainly(axis)
             axes.set_title(_TITLES[metric])
             axes.set_xlabel("measured")
         np.atleast_1d(grid)[0].set_ylabel("simulated")
@@ -125,6 +121,15 @@ def _scatter(document: Mapping[str, Any]) -> Any:
         return figure
 
     return draw
+
+
+def _label_plainly(axis: Any) -> None:
+    """Change: a logarithmic axis has plain numbers at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _legend(figure: Any, plt: Any, document: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -150,6 +155,7 @@ def _distributions(pairs: Sequence[Pair]) -> Any:
                 shares = np.arange(1, len(waits) + 1) / len(waits)
                 axes.step(waits, shares, where="post", color=colour if dots == "-" else INK, ls=dots, lw=1.8)
         axes.set_xscale("log")
+        _label_plainly(axes.xaxis)
         axes.set_ylim(0, 1.02)
 
     return _grid(pairs, one, "time to first token, s", "share of requests")
