@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hisparsim.cli.app import run
 from hisparsim.cli.explain import explain
 
 app = typer.Typer()
@@ -66,8 +67,9 @@ def test_resident_pages_and_hot_rows_and_the_profile_move_the_gather():
         (["--set", "kv.hot_row=1"], "kv.hot_rows"),
     ],
 )
-def test_what_is_no_step_ends_with_one_line_and_code_2(arguments, words):
-    result = RUN.invoke(app, arguments)
-    assert result.exit_code == 2
-    assert words in result.output
-    assert len(result.output.strip().splitlines()) == 1
+def test_what_is_no_step_ends_with_one_line_and_code_2(arguments, words, capsys):
+    assert run(["explain", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert words in said.err
+    assert len(said.err.strip().splitlines()) == 1
