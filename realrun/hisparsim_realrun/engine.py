@@ -226,8 +226,7 @@ class Engine:
     def _wait(self) -> None:
         """Poll until the next arrival, as vLLM and SGLang do unless told to sleep when idle.
 
-        A core that has slept runs its next step several per cent slower. Copies get the core while one is
-        under way.
+        So no step waits for a core to wake up. Copies get the core while one is under way.
         """
         next_ns = self.arrivals.next_ns()
         if self.desk.outstanding:
