@@ -27,6 +27,7 @@ from hisparsim_kernels.row_format import RowFormat
 from hisparsim_traces import closed_loop
 
 from .calibration import calibrate
+from .calibration_source import NUM_PASSES
 from .devices import Device, open_device
 from .doctor_links import GpuPlace, LinkReport, gpu_places, measure_gpu_links, measure_host_links
 from .engine import run_real
@@ -190,7 +191,7 @@ def estimate_s(base: Scenario, options: RunOptions, folder: Path) -> float:
     file = folder / "rough.json"
     run = calibrate(base, options, scale=ROUGH_SCALE)
     write_calibration(run.calibration, file)
-    calibrating = float(run.samples.duration_ns.sum()) / 1e9 / ROUGH_SCALE
+    calibrating = NUM_PASSES * float(run.samples.duration_ns.sum()) / 1e9 / ROUGH_SCALE
     priced = with_calibration(base, file)
     total, last = calibrating, 0.0
     for workload in workloads(options.device):

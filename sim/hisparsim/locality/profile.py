@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from hisparsim.locality.miss_curve import CurveTableError, MissCurve
 from hisparsim.locality.process import ProcessError, ScoreProcess
-from hisparsim.locality.refill import Refill, refill_surface
-from hisparsim.locality.surface import CONTEXTS, Surface
+from hisparsim.locality.refill import Filling, Refill
+from hisparsim.locality.surface import BUFFERS, CONTEXTS
 from hisparsim.specs.errors import ScenarioError, unknown_name
 
 _PROFILES = Path(__file__).parent / "profiles"
@@ -97,14 +97,13 @@ class LocalityProfile:
         cold = cold_pages / pages * np.minimum(context_tokens, top_k)
         if starts_warm:
             cold = cold * np.maximum(1.0 - hot_rows / np.maximum(context_tokens, 1), 0.0)
-        steady = self._share(buffer, context, 1)
-        later = self._refill(buffer, context) * (context > 1.0)
-        second = np.maximum(np.interp(context, CONTEXTS, self.curve.surface.table[:, 0]) - steady, 0.0)
-        return Refill(cold * (1.0 - steady), cold * later, cold * np.minimum(second, later))
+        return self._filling.refill(cold, buffer, context, self._share(buffer, context, 1))
 
     @cached_property
-    def _refill(self) -> Surface:
-        return refill_surface(self.curve.surface, self.scale)
+    def _filling(self) -> Filling:
+        """The curve of all layers together, scaled as steady misses are."""
+        buffers, contexts = (grid.ravel() for grid in np.meshgrid(BUFFERS, CONTEXTS))
+        return Filling(self._share(buffers, contexts, 1).reshape(len(CONTEXTS), len(BUFFERS)))
 
     def _share(
         self, buffer: NDArray[np.float64], context: NDArray[np.float64], query_tokens: int

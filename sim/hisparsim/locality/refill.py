@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hisparsim.locality.surface import BUFFERS, Floats, Surface
+from hisparsim.locality.surface import BUFFERS, CONTEXTS, Floats, Surface
 
 HORIZON_STEPS = 256
 """Filling beyond so many steps is steady state; few requests put out more tokens after losing a page."""
@@ -39,11 +39,24 @@ class Refill:
     """[n] of those, in the first of them."""
 
 
-def refill_surface(curve: Surface, scale: float = 1.0) -> Surface:
-    """Query: F in selections, by buffer and context, of a curve of coherent layers (times ``scale``)."""
-    shares = np.clip(curve.table * scale, _LEAST_SHARE, 1.0)
-    steps = np.cumsum(2.0 * np.diff(BUFFERS) / (shares[:, 1:] + shares[:, :-1]), axis=1)
-    steps = np.concatenate([np.zeros((len(shares), 1)), steps], axis=1)
-    within = np.minimum(steps, HORIZON_STEPS)
-    filled = np.stack([np.interp(part, row, BUFFERS) for part, row in zip(within, steps, strict=True)])
-    return Surface(np.maximum(filled - 1.0 - within * shares, 0.0))
+class Filling:
+    """F(B) and mu(1) of one curve."""
+
+    def __init__(self, shares: Floats) -> None:
+        """`shares` [len(CONTEXTS), len(BUFFERS)]: steady misses mu, the mean over a model's layers."""
+        shares = np.maximum(shares, _LEAST_SHARE)
+        steps = np.cumsum(2.0 * np.diff(BUFFERS) / (shares[:, 1:] + shares[:, :-1]), axis=1)
+        steps = np.concatenate([np.zeros((len(shares), 1)), steps], axis=1)
+        within = np.minimum(steps, HORIZON_STEPS)
+        filled = np.stack([np.interp(part, row, BUFFERS) for part, row in zip(within, steps, strict=True)])
+        self._later = Surface(np.maximum(filled - 1.0 - within * shares, 0.0))
+        self._second = shares[:, 0]
+
+    def refill(self, cold_rows: Floats, buffer: Floats, context: Floats, steady: Floats) -> Refill:
+        """Query: what `cold_rows` [n], selected a step, add to the `steady` [n] misses of each row.
+
+        `buffer` and `context` are in units of top_k.
+        """
+        later = self._later(buffer, context) * (context > 1.0)
+        second = np.maximum(np.interp(context, CONTEXTS, self._second) - steady, 0.0)
+        return Refill(cold_rows * (1.0 - steady), cold_rows * later, cold_rows * np.minimum(second, later))

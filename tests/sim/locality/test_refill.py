@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -96,6 +97,28 @@ def test_pages_lost_one_by_one_miss_at_first_use(hot_rows: int) -> None:
     exact = np.mean([exact_misses(stream, hot_rows, page) for stream in streams(64)], axis=0)
     found = expected_misses(hot_rows, 64, lambda step: NUM_PAGES - 1 - step)
     assert sums(found, (16, 32, 64)) == pytest.approx(sums(exact.tolist(), (16, 32, 64)), rel=0.35)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("hot_rows", [2560, 4096, 8192])
+def test_whatever_the_profile_all_cold_rows_are_missed_in_the_end(
+    name: str, scale: float, hot_rows: int
+) -> None:
+    profile = replace(load_profile(name, 2048), scale=scale)
+    pages, context = np.array([1000]), np.array([64_000])
+    decodes = DecodeBatch((0,), context, pages, np.array([0]), 1, hot_rows)
+    added = profile.refill(context, np.array([0]), pages, np.array([1000.0]), hot_rows)
+    grown = np.repeat(context[None, :], 20_000, axis=0) + np.arange(20_000)[:, None]
+    missed = HotBuffers(profile, 1, starts_warm=False).missed_millirows(
+        decodes, grown, np.full_like(grown, NEVER)
+    )
+    steady = profile.missed_millirows(
+        grown[:, 0], np.zeros(20_000, np.int64), np.full(20_000, 1000), hot_rows
+    )
+    extra = (missed[:, 0] - steady).sum() / 1000
+    assert added.first_rows.item() > 0
+    assert extra == pytest.approx((added.first_rows + added.later_rows).item(), rel=0.1)
 
 
 # -- laws -------------------------------------------------------------------------------------------
