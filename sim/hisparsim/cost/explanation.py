@@ -12,7 +12,7 @@ from hisparsim.cost.model import StepCost
 from hisparsim.cost.sources import cost_model
 from hisparsim.cost.terms import Term
 from hisparsim.locality.profile import load_profile
-from hisparsim.serving.plan import DecodeBatch, PrefillChunk, StepPlan, graph_bucket
+from hisparsim.serving.plan import NO_PAGES, DecodeBatch, PrefillChunk, StepPlan, graph_bucket
 from hisparsim.serving.policies import policy_class
 from hisparsim.specs.errors import ScenarioError
 from hisparsim.specs.kv_layout import pages_of
@@ -139,8 +139,10 @@ def _plan(scenario: Scenario, example: Example, share: float, *, packed: bool) -
     """Query: the plan of an example; without groups everything is resident and nothing is mirrored."""
     batch = example.batch
     context = np.full(batch, example.context_tokens, dtype=np.int64)
-    pages = np.full(batch, pages_of(example.context_tokens), dtype=np.int64)
-    resident = np.rint(pages * share).astype(np.int64) if packed else pages
+    pages = resident = NO_PAGES
+    if packed:
+        pages = np.full(batch, pages_of(example.context_tokens), dtype=np.int64)
+        resident = np.rint(pages * share).astype(np.int64)
     prefills: tuple[PrefillChunk, ...] = ()
     if example.prefill_tokens:
         past_pages = pages_of(example.past_tokens)

@@ -14,7 +14,7 @@ Mixed steps price the token-wise modules on prefill and decode tokens together, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,15 +121,16 @@ class RooflineModel:
             )
             sparse = load.selected_rows * (modules.sparse_decode_row_ns * self._layers * factor)
             compute = compute + index + sparse
-            terms[Term.DECODE_INDEXER] = whole_ns(index + fixed.index_ns)
-            terms[Term.DECODE_SPARSE] = whole_ns(sparse)
+            whole: Callable[[Any], Any] = whole_ns if isinstance(compute, np.ndarray) else round
+            terms[Term.DECODE_INDEXER] = whole(index + fixed.index_ns)
+            terms[Term.DECODE_SPARSE] = whole(sparse)
             if load.query_tokens > 1:
                 past = load.sum_context_tokens - load.max_context_tokens
                 draft = (
                     modules.top_k_latency(load.max_context_tokens) + past * modules.index_key_ns
                 ) * factor
                 compute = compute + draft
-                terms[Term.DRAFTS] = whole_ns(draft + fixed.drafts_ns)
+                terms[Term.DRAFTS] = whole(draft + fixed.drafts_ns)
         if load.expert_tokens is not None:
             moe = modules.moe(load.expert_tokens) * factor
             compute = compute + (moe - fixed.moe_ns)

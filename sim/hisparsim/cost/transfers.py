@@ -48,15 +48,18 @@ def transfers_of(
     terms: dict[str, Counts],
 ) -> tuple[Counts, Counts]:
     """Change: add the exposed transfer times of a load to `terms`; (h2d bytes, d2h bytes) of one GPU."""
+    gathers = not _is_zero(load.missed_millirows)
+    stages = not _is_zero(load.staged_pages)
+    mirrors = not _is_zero(load.mirrored_tokens)
+    if not (gathers or stages or mirrors):
+        return 0, 0
     layers = transfers.num_layers
     token_bytes = layers * transfers.row_bytes
     d2h_bytes = load.mirrored_tokens * token_bytes
     h2d_bytes: Counts = 0
-    written = d2h_bytes + load.write_back_bytes
-    gathers = not _is_zero(load.missed_millirows)
-    stages = not _is_zero(load.staged_pages)
     exposed: Any = 0.0
     if gathers or stages:
+        written = d2h_bytes + load.write_back_bytes
         rates = transfers.rates
         rows = load.missed_millirows * 1e-3
         gather_bytes = rows * token_bytes
@@ -83,7 +86,7 @@ def transfers_of(
             exposed = exposed + stall
             terms[Term.STAGING] = whole_ns(stall)
         h2d_bytes = whole_ns(gather_bytes) + staged_bytes
-    if not _is_zero(d2h_bytes):
+    if mirrors:
         rate = either(h2d_bytes, transfers.rates.d2h_duplex, transfers.rates.d2h)
         left = largest(rate - background.d2h_bytes_per_s, rate / 2)
         outlasting = d2h_bytes / left * 1e9 - compute_ns - exposed

@@ -36,6 +36,7 @@ class Arrivals:
 
     trace: Trace
     prompt_tokens: list[int]
+    output_tokens: list[int]
     status: list[RequestStatus]
     arrival_ns: list[int]
     counts: ArrivalCounts
@@ -61,6 +62,7 @@ class Arrivals:
         arrivals = cls(
             trace,
             trace.input_tokens.tolist(),
+            trace.output_tokens.tolist(),
             [RequestStatus.UNFINISHED] * num,
             [-1] * num,
             ArrivalCounts(),
@@ -91,8 +93,7 @@ class Arrivals:
         return arrivals
 
     def _apply_window(self, max_model_len: int, rule: OverLength) -> None:
-        outputs = self.trace.output_tokens.tolist()
-        for row, (prompt, output) in enumerate(zip(self.prompt_tokens, outputs, strict=True)):
+        for row, (prompt, output) in enumerate(zip(self.prompt_tokens, self.output_tokens, strict=True)):
             excess = prompt + output - max_model_len
             if excess <= 0:
                 continue

@@ -43,7 +43,9 @@ class Gang:
         self._decode_ns = 1
         """What the last quiet step took."""
         self._idle_start_ns = replicas[0].cost.idle_start_ns()
-        self._stretches = len(replicas) == 1 and not (world.check or world.step_by_step)
+        self._alone = len(replicas) == 1
+        self._stretches = self._alone and not (world.check or world.step_by_step)
+        self._plans_ahead = replicas[0].core.limits.async_depth > 1
 
     def serve(self) -> Generator[simpy.Event, Any, None]:
         """The SimPy process: plan, price, wait, complete."""
@@ -76,18 +78,17 @@ class Gang:
             duration_ns, costs, missed = self._price(active, plans)
             moved = [replica.moved_bytes() for replica in self.replicas]
             for replica, (plan, _) in zip(active, plans, strict=True):
+                replica.busy_until_ns = started_ns + duration_ns
                 if plan.actions:
                     self._note_admissions(replica, plan, started_ns)
                     replica.desk.start(plan)
             self._record(started_ns, duration_ns, plans, costs, missed, moved)
-            for replica in self.replicas:
-                if replica.core.limits.async_depth > 1:
+            if self._plans_ahead:
+                for replica in self.replicas:
                     replica.prepare()
-            for replica in active:
-                replica.busy_until_ns = started_ns + duration_ns
-                if world.check:
-                    replica.core.check()
             if world.check:
+                for replica in active:
+                    replica.core.check()
                 world.links.check()
             yield env.timeout(duration_ns)
             for replica, (plan, _) in zip(active, plans, strict=True):
@@ -125,7 +126,7 @@ class Gang:
         self, active: list[Replica], plans: list[tuple[StepPlan, Snapshot]]
     ) -> tuple[int, list[StepCost], int]:
         loads = [replica.load(plan) for replica, (plan, _) in zip(active, plans, strict=True)]
-        if len(self.replicas) > 1:
+        if not self._alone:
             tokens = sum(load.num_tokens for load in loads)
             loads = [load.with_expert_tokens(tokens) for load in loads]
         costs, missed = [], 0
@@ -246,18 +247,19 @@ class Gang:
         missed: int,
         moved: list[tuple[int, int]],
     ) -> None:
-        state = self._state(*plans[0])
-        preemptions = plans[0][1].preemptions
-        slowest = costs[0]
-        h2d, d2h = int(slowest.h2d_bytes), int(slowest.d2h_bytes)
-        self._count_blocked(plans[0][1], duration_ns, 1)
-        for (plan, snapshot), cost in zip(plans[1:], costs[1:], strict=True):
-            state = tuple(a + b for a, b in zip(state, self._state(plan, snapshot), strict=True))
-            preemptions += snapshot.preemptions
-            slowest = max(slowest, cost, key=lambda candidate: int(candidate.total_ns))
-            h2d, d2h = max(h2d, int(cost.h2d_bytes)), max(d2h, int(cost.d2h_bytes))
-            self._count_blocked(snapshot, duration_ns, 1)
-        h2d += max([h2d_bytes for h2d_bytes, _ in moved])
-        d2h += max([d2h_bytes for _, d2h_bytes in moved])
+        (plan, snapshot), slowest, (h2d, d2h) = plans[0], costs[0], moved[0]
+        state, preemptions = self._state(plan, snapshot), snapshot.preemptions
+        self._count_blocked(snapshot, duration_ns, 1)
+        if self._alone:
+            h2d += int(slowest.h2d_bytes)
+            d2h += int(slowest.d2h_bytes)
+        else:
+            for plan, snapshot in plans[1:]:
+                state = tuple(a + b for a, b in zip(state, self._state(plan, snapshot), strict=True))
+                preemptions += snapshot.preemptions
+                self._count_blocked(snapshot, duration_ns, 1)
+            slowest = max(costs, key=lambda cost: int(cost.total_ns))
+            h2d = max([int(cost.h2d_bytes) for cost in costs]) + max([to_gpu for to_gpu, _ in moved])
+            d2h = max([int(cost.d2h_bytes) for cost in costs]) + max([to_host for _, to_host in moved])
         priced: Iterable[Any] = slowest.terms.values()
         self.steps.append((started_ns, duration_ns, *state, h2d, d2h, missed, preemptions, *priced))

@@ -27,8 +27,11 @@ class PageIdentity:
     def __init__(self, trace: Trace, page_tokens: int = 64) -> None:
         self.trace = trace
         self.page_tokens = page_tokens
+        self._input_tokens: list[int] = trace.input_tokens.tolist()
+        self._output_tokens: list[int] = trace.output_tokens.tolist()
+        self._parent: list[int] = trace.parent.tolist()
         self._first_child: dict[int, int] = {}
-        for row, parent in enumerate(trace.parent.tolist()):
+        for row, parent in enumerate(self._parent):
             if parent >= 0:
                 self._first_child.setdefault(parent, row)
         self._kept: dict[int, Keys] = {}
@@ -39,14 +42,14 @@ class PageIdentity:
         ``prompt_tokens`` are given where the prompt was cut shorter than the trace's: what follows them is
         nobody else's.
         """
-        declared, output = int(self.trace.input_tokens[row]), int(self.trace.output_tokens[row])
+        declared, output = self._input_tokens[row], self._output_tokens[row]
         prompt = declared if prompt_tokens is None else prompt_tokens
         num_pages = (prompt + output) // self.page_tokens
         own = _PRIVATE + (row << _ROW_SHIFT)
         keys = np.arange(own, own + num_pages, dtype=np.int64)
         hashed = self._hashed(row)[: prompt // self.page_tokens]
         keys[: len(hashed)] = hashed
-        parent = int(self.trace.parent[row])
+        parent = self._parent[row]
         if not len(hashed) and parent in self._kept:
             shared = min(int(self.trace.shared_prefix_tokens[row]), prompt) // self.page_tokens
             kept = self._kept[parent][:shared]
@@ -79,7 +82,7 @@ class PageIdentity:
             keys = blocks[per_page - 1 :: per_page]
         else:
             return _NO_KEYS
-        return keys[: int(self.trace.input_tokens[row]) // page].astype(np.int64)
+        return keys[: self._input_tokens[row] // page].astype(np.int64)
 
     def _extend_into_child(self, keys: Keys, num_hashed: int, child: int) -> None:
         """Where hash blocks say that the next turn repeats this one, its output pages carry their keys."""

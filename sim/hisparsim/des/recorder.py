@@ -35,42 +35,59 @@ BASE_COLUMNS = (
 )
 
 
+Rows = NDArray[np.int64]
+
+
 class StepTable:
     """A growing int64 table, one row a step."""
 
+    CHUNK_ROWS = 4096
+    """Rows are kept in chunks of so many: none is copied when the table grows."""
+
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
-        self._rows = np.zeros((1024, len(self.columns)), np.int64)
-        self.num_rows = 0
+        self._full: list[Rows] = []
+        self._chunk: Rows = np.empty((self.CHUNK_ROWS, len(self.columns)), np.int64)
+        self._used = 0  # rows of the last chunk
+
+    @property
+    def num_rows(self) -> int:
+        return sum(map(len, self._full)) + self._used
 
     def append(self, row: Sequence[int]) -> None:
-        if self.num_rows == len(self._rows):
-            self._make_room(1)
-        self._rows[self.num_rows] = row
-        self.num_rows += 1
+        if self._used == len(self._chunk):
+            self._start_chunk(1)
+        self._chunk[self._used] = row
+        self._used += 1
 
-    def extend(self, count: int, columns: Sequence[int | NDArray[np.int64]]) -> NDArray[np.int64]:
+    def extend(self, count: int, columns: Sequence[int | Rows]) -> Rows:
         """Append so many rows, of each column a plain number or one value a row or more.
 
         Returns:
             [count, columns] the new rows, to be changed before anything else is appended.
         """
-        self._make_room(count)
-        rows = self._rows[self.num_rows : self.num_rows + count]
-        self.num_rows += count
+        if self._used + count > len(self._chunk):
+            self._start_chunk(count)
+        rows = self._chunk[self._used : self._used + count]
+        self._used += count
         rows[:] = [0 if isinstance(value, np.ndarray) else value for value in columns]
         for column, value in enumerate(columns):
             if isinstance(value, np.ndarray):
                 rows[:, column] = value[:count]
         return rows
 
-    def _make_room(self, count: int) -> None:
-        while self.num_rows + count > len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+    def _start_chunk(self, least_rows: int) -> None:
+        self._full.append(self._chunk[: self._used])
+        self._chunk = np.empty((max(self.CHUNK_ROWS, least_rows), len(self.columns)), np.int64)
+        self._used = 0
 
-    def as_columns(self) -> dict[str, NDArray[np.int64]]:
-        rows = self._rows[: self.num_rows]
-        return {name: rows[:, index].copy() for index, name in enumerate(self.columns)}
+    def as_columns(self) -> dict[str, Rows]:
+        """Query: every column, [rows]."""
+        chunks = [*self._full, self._chunk[: self._used]]
+        return {
+            name: np.concatenate([chunk[:, index] for chunk in chunks])
+            for index, name in enumerate(self.columns)
+        }
 
 
 @dataclass(slots=True)

@@ -56,16 +56,17 @@ class World:
             due_ns = self.arrivals.next_ns()
 
     def _submit(self, row: int, now: int) -> None:
-        trace = self.arrivals.trace
-        prompt_tokens = self.arrivals.prompt_tokens[row]
+        arrivals = self.arrivals
+        prompt_tokens = arrivals.prompt_tokens[row]
         keys = self.identity.keys(row, prompt_tokens)
-        spec = RequestSpec(row, prompt_tokens, int(trace.output_tokens[row]), keys)
-        replica = self._placed.get(int(trace.parent[row]))
-        if replica is None:
-            replica = min(self.replicas, key=lambda candidate: candidate.alive_tokens)
+        spec = RequestSpec(row, prompt_tokens, arrivals.output_tokens[row], keys)
+        replica = self.replicas[0]
+        if len(self.replicas) > 1:
+            with_parent = self._placed.get(int(arrivals.trace.parent[row]))
+            replica = with_parent or min(self.replicas, key=lambda candidate: candidate.alive_tokens)
         reason = replica.core.refusal(spec)
         if reason is not None:
-            self.arrivals.refuse(row, reason, now)
+            arrivals.refuse(row, reason, now)
             return
         replica.core.submit(spec)
         replica.alive_tokens += spec.prompt_tokens + spec.output_tokens

@@ -165,25 +165,25 @@ class ServingCore:
         """
         if len(self._plans) >= self.limits.async_depth:
             raise ProtocolError(f"{len(self._plans)} plans are in flight, async_depth allows no more")
-        self.notes = StepNotes()
+        notes = self.notes = StepNotes()
         self._memory_moved = False
         self.policy.begin_step()
         chosen: list[Request] = []
         counts: list[int] = []
         woken: list[Request] = []
-        budget = self._running.schedule(chosen, counts, woken, self.notes)
+        budget = self._running.schedule(chosen, counts, woken, notes)
         num_running_chosen = len(chosen)
-        if not self.notes.preemptions:
-            self._waiting.admit(chosen, counts, budget, self.notes)
+        if self.waiting and not notes.preemptions:
+            self._waiting.admit(chosen, counts, budget, notes)
         if self._ends_steps:
             self.policy.end_step(self._running.for_end_of_step(chosen, counts, woken))
-        self.notes.scheduled = tuple(chosen)
-        self.notes.steady = self._steady.members
-        if not chosen and not self.notes.steady:
+        notes.scheduled = tuple(chosen)
+        notes.steady = self._steady.members
+        if not chosen and not notes.steady:
             starts_load = any(isinstance(action, Load | Restore) for action in self.policy.actions)
             if not starts_load:
-                return Idle(self.notes.blocked_by or "no request is ready")
-        return self._maker.make(chosen, counts, num_running_chosen, self.notes)
+                return Idle(notes.blocked_by or "no request is ready")
+        return self._maker.make(chosen, counts, num_running_chosen, notes)
 
     # -- completion -------------------------------------------------------------------------------
 
@@ -206,6 +206,8 @@ class ServingCore:
         if self._departures.late and self._departures.give_back():
             self._memory_moved = True
         result = Completion(plan.steady_members(), left)
+        if not plan.requests:
+            return result
         for request, count, verified, gives in zip(
             plan.requests, plan.counts, plan.drafts, plan.yields, strict=True
         ):
@@ -299,7 +301,7 @@ class ServingCore:
                 return ends
         else:
             pages = 0
-        rounds = min(request.wake for request in self.running) - steady.planned - 1
+        rounds = min([request.wake for request in self.running]) - steady.planned - 1
         return max(rounds, pages * self.limits.page_tokens, 0)
 
     def advance(self, rounds: int) -> list[tuple[int, Census]]:
@@ -313,7 +315,7 @@ class ServingCore:
         steady, running = self._steady, self.running
         first, last = steady.planned, steady.planned + rounds
         changes: list[tuple[int, Census]] = []
-        while (sequence := min(request.wake for request in running)) <= last:
+        while (sequence := min([request.wake for request in running])) <= last:
             self._maker.skip(sequence - 1 - steady.planned)
             self.policy.begin_step()
             for request in running:

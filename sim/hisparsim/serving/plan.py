@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
+NO_PAGES: IntArray = np.empty(0, np.int64)
 
 
 class Residency(Enum):
@@ -35,7 +36,8 @@ class Residency(Enum):
 class DecodeBatch:
     """The decode rows of one step, one entry a request, in scheduling order.
 
-    A request whose ``resident_pages`` is below ``pages`` reads the other pages through its hot buffer.
+    A request whose ``resident_pages`` is below ``pages`` reads the other pages through its hot buffer. Where
+    the policy has no hot buffers every page is readable, and both are ``NO_PAGES``.
     """
 
     request_ids: tuple[int, ...]

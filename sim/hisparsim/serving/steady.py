@@ -52,6 +52,8 @@ class SteadyDecodes:
         self._asynchronous = asynchronous
         self._unlisted_tokens = 1 if asynchronous else 2
         self._members: dict[int, Request] = {}
+        self._offset_of: dict[int, int] = {}  # computed tokens less plans made, the same while it is steady
+        self._end_of: dict[int, int] = {}  # plans made when it has to be listed because it ends
         self._left: list[Request] = []
         self._snapshot: tuple[Request, ...] | None = ()
         self._ids: tuple[int, ...] = ()
@@ -89,13 +91,10 @@ class SteadyDecodes:
         return self._first_end - self.planned
 
     def _refresh(self) -> None:
-        members = tuple(self._members.values())
-        self._snapshot = members
+        self._snapshot = tuple(self._members.values())
         self._ids = tuple(self._members)
-        offsets = [r.computed - r.base_planned for r in members]
-        self._offsets = np.array(offsets, np.int64)
-        ends = [r.end_tokens - offset for r, offset in zip(members, offsets, strict=True)]
-        self._first_end = min(ends, default=0) - self._unlisted_tokens
+        self._offsets = np.array(list(self._offset_of.values()), np.int64)
+        self._first_end = min(self._end_of.values(), default=0)
 
     def end(self, request: Request) -> int:
         """Query: computed tokens at which a steady request has to be listed because it ends.
@@ -114,7 +113,10 @@ class SteadyDecodes:
         request.steady = True
         request.wake = wake
         request.base_planned = request.base_completed = request.steady_since = self.planned
+        offset = request.computed - self.planned
         self._members[request.request_id] = request
+        self._offset_of[request.request_id] = offset
+        self._end_of[request.request_id] = self.end(request) - offset
         self._snapshot = None
 
     def settle(self, request: Request) -> None:
@@ -148,6 +150,8 @@ class SteadyDecodes:
         if request.steady_through == self.completed:
             self._left.append(request)
         del self._members[request.request_id]
+        del self._offset_of[request.request_id]
+        del self._end_of[request.request_id]
         self._snapshot = None
         for plan in self.plans:
             if plan.sequence > request.steady_since:

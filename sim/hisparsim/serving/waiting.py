@@ -60,8 +60,6 @@ class WaitingQueue:
     def admit(self, chosen: list[Request], counts: list[int], budget: int, notes: StepNotes) -> None:
         """Change: let in whom memory and what is left of the plan's token budget allow."""
         limits, waiting = self._limits, self.requests
-        if not waiting:
-            return
         skipped: list[Request] = []
         # A request of which only one token is missing joins a batch of decodes with drafts of no content, so
         # that the batch stays uniform.
