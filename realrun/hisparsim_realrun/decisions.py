@@ -33,12 +33,13 @@ def records_of(number: int, plan: StepPlan | Idle) -> list[Record]:
 
 def _values(record: Any) -> Iterable[Any]:
     for field in fields(record):
-        value = getattr(record, field.name)
-        yield _frozen(value.tolist()) if isinstance(value, np.ndarray) else value
+        yield _frozen(getattr(record, field.name))
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def decision_columns(records: Iterable[Record]) -> dict[str, NDArray[Any]]:

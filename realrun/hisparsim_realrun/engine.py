@@ -36,7 +36,6 @@ from .inputs import Input, RecordedCore
 from .options import RunOptions
 from .ranks import Crew, Solo
 from .record import PlanState, RunRecord
-from .tables import AdmissionTap
 from .work import bind, outcome_of
 
 MAX_WAIT_S = 0.0005
@@ -135,7 +134,6 @@ class Engine:
         self.arrivals = Arrivals.of(self.trace, self.scenario)
         self.identity = PageIdentity(self.trace, self.setup.page_tokens)
         self.recorded = RecordedCore(self.core)
-        self.tap = AdmissionTap(self.policy, packed=self.policy.uses_groups)
         self.desk = TransferDesk(self.recorded, self.crew.copies)
         self.record = RunRecord(self.trace.num_requests, self.setup.num_layers)
         self._next: tuple[StepPlan, PlanState] | None = None
@@ -192,7 +190,7 @@ class Engine:
         plan, state = self._next
         self._next = None
         started = time.perf_counter_ns()
-        work = bind(self.core, plan, self.tap, self._accepted)
+        work = bind(self.core, plan, self._accepted)
         self.desk.start(plan)
         self.crew.start(work)
         if self.core.limits.async_depth > 1:

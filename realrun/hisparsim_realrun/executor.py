@@ -138,7 +138,7 @@ class Executor:
     def _begin(self, work: StepWork) -> None:
         changes = TableChanges()
         for action in work.plan.actions:
-            self.residency.tables.apply(action, work.prefixes, changes)
+            self.residency.tables.apply(action, changes)
             self.residency.settle(changes)
             if self.decoder is not None:
                 self.decoder.settle(changes)

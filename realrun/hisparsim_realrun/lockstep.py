@@ -25,7 +25,6 @@ from hisparsim.serving.request import Request, RequestSpec
 
 from .decisions import Record, records_of
 from .executor import StepOutput
-from .tables import AdmissionTap
 from .work import Accepted, StepWork, bind, outcome_of
 
 Perform = Callable[[StepWork], StepOutput]
@@ -60,7 +59,6 @@ class LockstepRunner:
         self.tell = submit
         self.accepted = accepted
         self.check = check
-        self.tap = AdmissionTap(core.policy, packed=core.policy.uses_groups)
         self.log = LockstepLog([], {}, [])
         self._news: dict[int, list[TransferUpdate]] = {}
         self._loads: dict[int, list[int]] = {}
@@ -118,7 +116,7 @@ class LockstepRunner:
     def _start(self, plan: StepPlan | Idle) -> None:
         """Perform the oldest plan, once: nothing before it is under way."""
         if self._started is None and isinstance(plan, StepPlan):
-            work = bind(self.core, plan, self.tap, self.accepted)
+            work = bind(self.core, plan, self.accepted)
             self.log.works.append(work)
             self._started = (work, self.perform(work))
 

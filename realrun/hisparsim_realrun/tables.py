@@ -6,11 +6,9 @@ stands for "not here".
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hisparsim.serving.plan import (
     Action,
@@ -23,16 +21,6 @@ from hisparsim.serving.plan import (
     Lose,
     Preempt,
 )
-from hisparsim.serving.policy import PrefixHit
-from hisparsim.serving.request import Request
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixBlocks:
-    """Blocks of the cached prefix that an admission found: [n] each; empty where there is no such tier."""
-
-    index_blocks: IntArray
-    host_blocks: IntArray
 
 
 @dataclass(slots=True, eq=False)
@@ -76,10 +64,10 @@ class BlockTables:
     def __getitem__(self, request_id: int) -> RequestTable:
         return self.tables[request_id]
 
-    def apply(self, action: Action, prefixes: dict[int, PrefixBlocks], changes: TableChanges) -> None:
+    def apply(self, action: Action, changes: TableChanges) -> None:
         """Change: one action's effect on the tables. Copies of pages are the executor's business."""
         if isinstance(action, Admit):
-            self._admit(action.request_id, prefixes.get(action.request_id), changes)
+            self._admit(action, changes)
             return
         table = self.tables.get(action.request_id)
         if table is None:
@@ -95,26 +83,27 @@ class BlockTables:
         elif isinstance(action, (Finish, Preempt)):
             self._free_slots.append(self.tables.pop(action.request_id).slot)
 
-    def _admit(self, request_id: int, prefix: PrefixBlocks | None, changes: TableChanges) -> None:
+    def _admit(self, action: Admit, changes: TableChanges) -> None:
         if not self._free_slots:
             self._free_slots.append(self._num_slots)
             self._num_slots += 1
         pages = self.max_pages
         table = RequestTable(
-            request_id,
+            action.request_id,
             self._free_slots.pop(),
             np.zeros(pages, np.int64),
             np.zeros(pages, np.int64),
             np.zeros((pages, self.num_groups), np.int64),
             np.zeros((self.num_groups, 0), np.int64),
         )
-        if prefix is not None:
-            count = len(prefix.index_blocks)
-            table.index[:count] = prefix.index_blocks
-            table.host[: len(prefix.host_blocks)] = prefix.host_blocks
-            if not self.packed:
-                table.resident[:count, 0] = prefix.index_blocks
-        self.tables[request_id] = table
+        if action.hit_blocks and self.packed:
+            host, index = action.hit_blocks
+            table.host[: len(host)] = host
+            table.index[: len(index)] = index
+        elif action.hit_blocks:
+            blocks = action.hit_blocks[0]
+            table.index[: len(blocks)] = table.resident[: len(blocks), 0] = blocks
+        self.tables[action.request_id] = table
         changes.emptied.append(table.slot)
 
     def _allocate(self, table: RequestTable, action: Allocate) -> None:
@@ -140,41 +129,3 @@ class BlockTables:
             changes.warmed.append(table)
         elif not grows:
             changes.emptied.append(table.slot)
-
-
-class AdmissionTap:
-    """Notes which cached blocks each admission takes, which the plan's ``Admit`` does not name.
-
-    It listens to the policy's ``admit`` and ``admit_loading`` and changes nothing of them.
-    """
-
-    def __init__(self, policy: object, *, packed: bool) -> None:
-        self._packed = packed
-        self._noted: dict[int, PrefixBlocks] = {}
-        self._listen(policy, "admit")
-        self._listen(policy, "admit_loading")
-
-    def _listen(self, policy: object, method: str) -> None:
-        inner: Callable[..., bool] = getattr(policy, method)
-
-        def admit(request: Request, hit: PrefixHit, *arguments: int, **options: int) -> bool:
-            admitted = inner(request, hit, *arguments, **options)
-            if admitted:
-                self._note(request.request_id, hit.blocks)
-            return admitted
-
-        setattr(policy, method, admit)
-
-    def _note(self, request_id: int, blocks: tuple[IntArray, ...]) -> None:
-        none: NDArray[np.int64] = np.empty(0, np.int64)
-        if not blocks:
-            self._noted[request_id] = PrefixBlocks(none, none)
-        elif self._packed:
-            self._noted[request_id] = PrefixBlocks(blocks[1].copy(), blocks[0].copy())
-        else:
-            self._noted[request_id] = PrefixBlocks(blocks[0].copy(), none)
-
-    def take(self, actions: tuple[Action, ...]) -> dict[int, PrefixBlocks]:
-        """Change: the blocks of the admissions among a plan's actions, forgotten here."""
-        admitted = [action.request_id for action in actions if isinstance(action, Admit)]
-        return {request_id: self._noted.pop(request_id) for request_id in admitted}

@@ -14,8 +14,6 @@ from hisparsim.serving.core import ServingCore
 from hisparsim.serving.plan import Outcome, StepPlan
 from hisparsim.serving.request import Request
 
-from .tables import AdmissionTap, PrefixBlocks
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -45,7 +43,6 @@ class StepWork:
     """Everything a rank needs for one step, besides what it knows of the requests."""
 
     plan: StepPlan
-    prefixes: dict[int, PrefixBlocks]
     spans: tuple[Span, ...]
     """Decodes in the plan's order, then prefill chunks in the plan's order."""
 
@@ -58,9 +55,9 @@ Accepted = Callable[[Request, int], int]
 """How many of so many drafts of a request a step accepts."""
 
 
-def bind(core: ServingCore, plan: StepPlan, tap: AdmissionTap, accepted: Accepted) -> StepWork:
+def bind(core: ServingCore, plan: StepPlan, accepted: Accepted) -> StepWork:
     """Change: the work of a plan whose step starts now: all steps before it have come back, none is planned
-    after it. Settles the core's counters and takes the plan's admissions out of ``tap``."""
+    after it. Settles the core's counters."""
     core.settle()
     drafts = {request.request_id: count for request, count in core.drafts_to_verify(plan.plan_id)}
 
@@ -87,7 +84,7 @@ def bind(core: ServingCore, plan: StepPlan, tap: AdmissionTap, accepted: Accepte
             first = max(min(chunk.num_tokens, request.known - chunk.start_token) - 1, 0)
             num_yields = min(yields(chunk.request_id), chunk.num_tokens - first)
         spans.append(Span(chunk.request_id, chunk.start_token, chunk.num_tokens, True, first, num_yields))
-    return StepWork(plan, tap.take(plan.actions), tuple(spans))
+    return StepWork(plan, tuple(spans))
 
 
 def outcome_of(core: ServingCore, work: StepWork) -> Outcome:

@@ -47,7 +47,7 @@ class Placer:
                 actions += self._admit(span.request_id)
             elif self.restless:
                 actions += self._disturb(span.request_id, span.start)
-        return replace(recorded, plan=replace(recorded.plan, actions=tuple(actions)), prefixes={})
+        return replace(recorded, plan=replace(recorded.plan, actions=tuple(actions)))
 
     def _admit(self, request_id: int) -> list[Action]:
         pages = 6

@@ -80,6 +80,8 @@ class Admit:
     loaded_tokens: int
     """Of those, tokens that a transfer from a slower tier brings first."""
     resumed: bool
+    hit_blocks: tuple[IntArray, ...] = ()
+    """Blocks of the shared prefix: ``(pages,)``, with layer groups ``(host pages, indexer pages)``."""
 
 
 @dataclass(slots=True, eq=False)

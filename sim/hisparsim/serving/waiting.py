@@ -147,7 +147,7 @@ class WaitingQueue:
             return False
         self.prefix_hit_tokens += hit.tokens
         resumed = request.num_preemptions > 0
-        self._news.append(Admit(request.request_id, hit.tokens, hit.loaded_tokens, resumed))
+        self._news.append(Admit(request.request_id, hit.tokens, hit.loaded_tokens, resumed, hit.blocks))
         if request.hit_tokens is None:
             request.hit_tokens = hit.tokens + hit.loaded_tokens
         return True
