@@ -16,11 +16,11 @@ HISPARSIM_REFERENCE ?= ../shared
 
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := sim realrun kernels traces reports tests
+CODE := sim realrun kernels traces reports tests hatch_build.py
 PACKAGES := hisparsim hisparsim_realrun hisparsim_kernels hisparsim_traces hisparsim_reports
 KERNEL_ENV := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: help venv dev demo validate validate-full test test-main test-kernels lint format types bench conform kernels-aot clean
+.PHONY: help venv dev demo validate validate-full test test-main test-kernels compiled test-compiled lint format types bench conform kernels-aot clean
 .DEFAULT_GOAL := help
 
 help:
@@ -62,6 +62,20 @@ test-main: dev
 # The kernel tests choose Triton's interpreter, which must not leak into the others.
 test-kernels: dev
 	$(KERNEL_ENV) $(BIN)/python -m pytest tests/kernels -n $(JOBS)
+
+# The simulation loop compiled with mypyc, and the tests of the simulator on it.
+$(OUT)/compiled: $(shell find sim/hisparsim -name '*.py') hatch_build.py pyproject.toml | dev
+	rm -rf $@
+	HISPARSIM_COMPILE=1 $(BIN)/python -m pip install -q --no-deps --target $@ .
+	@touch $@
+
+compiled: $(OUT)/compiled
+	@echo "PYTHONPATH=$(abspath $(OUT)/compiled) $(BIN)/hisparsim --version"
+	@PYTHONPATH=$(abspath $(OUT)/compiled) $(BIN)/hisparsim --version
+
+test-compiled: $(OUT)/compiled
+	PYTHONPATH=$(abspath $(OUT)/compiled) HISPARSIM_REFERENCE=$(HISPARSIM_REFERENCE) \
+	  $(BIN)/python -m pytest tests/sim tests/realrun/test_ranks.py -n $(JOBS)
 
 lint: dev
 	$(BIN)/ruff check $(CODE)

@@ -5,6 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from hisparsim import is_compiled
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if is_compiled():
+        sealed = pytest.mark.skip(reason="the simulation loop is compiled here, its classes are sealed")
+        for item in items:
+            if "interpreted" in item.keywords:
+                item.add_marker(sealed)
+
 
 @pytest.fixture(scope="session")
 def reference_dir() -> Path:

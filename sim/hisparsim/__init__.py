@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hisparsim.specs.scenario import Scenario
     from hisparsim_traces import load as load_trace
 
-__all__ = ["RunResult", "Scenario", "load_trace", "simulate"]
+__all__ = ["RunResult", "Scenario", "is_compiled", "load_trace", "simulate"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -23,6 +23,14 @@ _HOMES = {
     "Scenario": ("hisparsim.specs.scenario", "Scenario"),
     "load_trace": ("hisparsim_traces", "load"),
 }
+
+
+def is_compiled() -> bool:
+    """Query: whether the simulation loop is compiled in this installation (docs/performance.md)."""
+    from importlib.util import find_spec
+
+    found = find_spec("hisparsim.serving.core")
+    return found is not None and not str(found.origin).endswith(".py")
 
 
 def __getattr__(name: str) -> Any:

@@ -197,7 +197,7 @@ POLICY_FILES = {
     "unfinished": (
         "from hisparsim.serving.policy import ResidencyPolicy\n"
         "class Mine(ResidencyPolicy):\n    name = 'mine'\n    summary = 'unfinished'\n",
-        "Mine",
+        "lacks the methods admission_blocks, admit, census, check, extend, fits_alone, leave, lookup, seal",
     ),
     "lawless": (
         "from hisparsim.serving.policies.gpu_only import GpuOnly\n"

@@ -107,7 +107,9 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(version("hisparsim"))
+        from hisparsim import is_compiled
+
+        typer.echo(version("hisparsim") + " (compiled)" * is_compiled())
         raise typer.Exit
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,7 @@ def _as_dict(explanation: Explanation) -> dict[str, Any]:
         "policy": scenario.policy.name,
         "cost_source": scenario.cost.source.value,
         "memory": scenario.node.memory.value,
-        "load": {name: getattr(load, name) for name in load.__slots__ if getattr(load, name) is not None},
+        "load": {name: value for name, value in asdict(load).items() if value is not None},
         "terms": [
             {
                 "term": term.name,

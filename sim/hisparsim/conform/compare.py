@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from hisparsim.conform.rows import log_row
 from hisparsim.conform.totals import RunTotals
@@ -169,9 +169,9 @@ def _logged_decisions(log: LoggedWorkload, step: int) -> tuple[str, ...]:
 
 
 def _describe(step: int, action: Action) -> str:
-    fields = []
-    for name in action.__slots__:
+    told = []
+    for name in [each.name for each in fields(action)]:
         value = getattr(action, name)
         size = getattr(value, "size", None)
-        fields.append(f"{name}={value}" if size is None or size <= 4 else f"{name}=[{size}]")
-    return f"step {step}: {type(action).__name__}({', '.join(fields)})"
+        told.append(f"{name}={value}" if size is None or size <= 4 else f"{name}=[{size}]")
+    return f"step {step}: {type(action).__name__}({', '.join(told)})"

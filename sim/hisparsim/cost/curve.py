@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 Counts: TypeAlias = int | NDArray[np.int64]
@@ -23,6 +24,7 @@ _DENSE = 1024
 """Every token count up to here is a point of `token_grid`: look-ups there are exact."""
 
 
+@mypyc_attr(native_class=False)
 class CurveError(ValueError):
     """Points that make no curve."""
 

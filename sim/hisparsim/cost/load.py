@@ -10,12 +10,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from hisparsim.cost.curve import Counts
 from hisparsim.serving.plan import DecodeBatch, PrefillChunk, StepPlan, WriteBack
 
 
+@mypyc_attr(native_class=False)
 class LoadError(ValueError):
     """Aggregates that cannot come from a step."""
 

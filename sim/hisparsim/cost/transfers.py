@@ -87,8 +87,8 @@ def transfers_of(
             terms[Term.STAGING] = whole_ns(stall)
         h2d_bytes = whole_ns(gather_bytes) + staged_bytes
     if mirrors:
-        rate = either(h2d_bytes, transfers.rates.d2h_duplex, transfers.rates.d2h)
-        left = largest(rate - background.d2h_bytes_per_s, rate / 2)
+        d2h_rate: Any = either(h2d_bytes, transfers.rates.d2h_duplex, transfers.rates.d2h)
+        left = largest(d2h_rate - background.d2h_bytes_per_s, d2h_rate / 2)
         outlasting = d2h_bytes / left * 1e9 - compute_ns - exposed
         terms[Term.MIRROR] = whole_ns(largest(0.0, outlasting))
     return h2d_bytes, d2h_bytes

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import simpy
+from mypy_extensions import mypyc_attr
 
 from hisparsim.cost.link_rates import LinkRates
 from hisparsim.cost.model import QUIET, Background
@@ -37,10 +38,12 @@ _HALVES = 2
 """Socket weights are counted in halves: interleaved memory sends half of the bytes across."""
 
 
+@mypyc_attr(native_class=False)
 class LinkError(ValueError):
     """A transfer or a rate that a link cannot have."""
 
 
+@mypyc_attr(native_class=False)
 class LinkLawError(RuntimeError):
     """A link moved more than its bandwidth allows (law L8), or lost bytes."""
 

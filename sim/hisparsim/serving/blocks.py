@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from hisparsim.serving.plan import IntArray
@@ -28,6 +29,7 @@ NULL_BLOCK = 0
 """Block 0 is never handed out: device tables use it for "not on this device"."""
 
 
+@mypyc_attr(native_class=False)
 class LawBroken(AssertionError):
     """A conservation law does not hold; the message prints both sides."""
 

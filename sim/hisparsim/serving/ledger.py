@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestLedger:
     """What a policy keeps about a request that holds memory. Policies add their own fields."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(native_class=False)
 class LimitsError(ValueError):
     """A pool or a limit that cannot serve; the message names the value, the rule and the setting."""
 

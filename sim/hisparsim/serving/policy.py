@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from hisparsim.serving.blocks import BlockPool
@@ -38,6 +39,7 @@ LateFree: TypeAlias = Callable[[], None]
 """Returns the blocks of a request that left while a step in flight could still write them."""
 
 
+@mypyc_attr(native_class=False)
 class PolicyError(ValueError):
     """A policy cannot work with these limits or options; one line says which and why."""
 
@@ -83,6 +85,13 @@ class Census:
     """Since the start."""
 
 
+REQUIRED = (
+    "admission_blocks", "admit", "census", "check", "extend", "fits_alone", "leave", "lookup", "seal",
+)  # fmt: skip
+"""The abstract methods of :class:`ResidencyPolicy` (compiled classes do not tell theirs)."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ResidencyPolicy(ABC):
     """See the module's docstring for the life of a step."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mypy_extensions import mypyc_attr
+
 from hisparsim.serving.request import Request
 
 
+@mypyc_attr(native_class=False)
 class Wedged(RuntimeError):
     """Nothing can be scheduled, nothing is under way and nothing will arrive, yet requests are waiting."""
 
 
+@mypyc_attr(native_class=False)
 class ProtocolError(RuntimeError):
     """The driver broke the protocol (plans completed out of order, an unknown request, too many plans)."""
 

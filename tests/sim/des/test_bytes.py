@@ -45,6 +45,7 @@ def test_with_several_replicas_the_bytes_are_those_of_one_gpu() -> None:
     assert alone == beside > 0
 
 
+@pytest.mark.interpreted
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(scenarios(), traces())
 def test_totals_are_flows_plus_what_steps_move(scenario: Scenario, trace: Trace) -> None:

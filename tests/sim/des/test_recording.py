@@ -23,6 +23,7 @@ from hisparsim.specs.scenario import Scenario
 from hisparsim_traces import Trace, poisson
 
 
+@pytest.mark.interpreted
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(scenarios(), traces(max_requests=10))
 def test_token_times_equal_those_of_a_list_of_all_tokens(scenario: Scenario, trace: Trace) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import simpy
 
 from hisparsim.cost.link_rates import link_rates
@@ -23,6 +24,7 @@ from hisparsim.serving.plan import (
 )
 from hisparsim.specs.scenario import Scenario
 
+pytestmark = pytest.mark.interpreted  # a listener stands in for the core
 NOTHING = np.empty(0, np.int64)
 STEP_NS = 1_000
 

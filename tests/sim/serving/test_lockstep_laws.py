@@ -9,7 +9,7 @@ from small_runs import Account, drive, engine, requests
 
 from hisparsim.serving.core import ServingCore
 from hisparsim.serving.lockstep import Lags
-from hisparsim.serving.plan import Finish, Idle, StepPlan
+from hisparsim.serving.plan import Finish, Idle, Restore, StepPlan
 from hisparsim.serving.request import RequestSpec
 
 
@@ -137,8 +137,9 @@ def test_synchronous_scheduling_never_finds_its_victim_in_flight(case: Case) -> 
 @settings(deadline=None, max_examples=80)
 @given(case=cases(policies=("hybrid",)))
 def test_synchronous_scheduling_never_stalls_when_copies_end_with_their_step(case: Case) -> None:
+    """But for a page that a loaded prefix restores: its copy starts with the plan that may have to wait."""
     account = replace(case, lags=Lags(0, 0)).run(async_depth=1)[2]
-    assert account.stalls == 0
+    assert account.stalls <= len(account.actions(Restore))
 
 
 @settings(deadline=None, max_examples=80)

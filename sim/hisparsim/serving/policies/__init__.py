@@ -8,7 +8,7 @@ import sys
 from difflib import get_close_matches
 from pathlib import Path
 
-from hisparsim.serving.policy import PolicyError, ResidencyPolicy
+from hisparsim.serving.policy import REQUIRED, PolicyError, ResidencyPolicy
 
 POLICIES: dict[str, str] = {
     "gpu-only": "hisparsim.serving.policies.gpu_only:GpuOnly",
@@ -38,7 +38,7 @@ def policy_class(name: str) -> type[ResidencyPolicy]:
         raise PolicyError(f"unknown policy {name!r}: known are {', '.join(POLICIES)}{hint}")
     if not (isinstance(found, type) and issubclass(found, ResidencyPolicy)):
         raise PolicyError(f"{name!r} is not a subclass of hisparsim.serving.policy.ResidencyPolicy")
-    missing = sorted(found.__abstractmethods__)
+    missing = [method for method in REQUIRED if getattr(found, method) is getattr(ResidencyPolicy, method)]
     if missing:
         raise PolicyError(f"policy {name!r} lacks the methods {', '.join(missing)}")
     return found

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from hisparsim.serving.blocks import LawBroken
 from hisparsim.serving.ledger import RequestLedger
@@ -38,6 +39,7 @@ class GpuLedger(RequestLedger):
         """Leading pages that carry their content key."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class GpuOnly(ResidencyPolicy):
     name = "gpu-only"
     summary = "all KV on the GPU, GPU prefix cache, preemption recomputes"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from hisparsim.serving.blocks import BlockPool
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.policy import PolicyError, ResidencyPolicy
 from hisparsim.serving.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HostBacked(ResidencyPolicy):
     """A policy with layer groups, a hot buffer a request, and a host block for every page."""
 

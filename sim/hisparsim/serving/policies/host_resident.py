@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from hisparsim.serving.blocks import LawBroken
 from hisparsim.serving.ledger import RequestLedger
@@ -56,6 +57,7 @@ class HostLedger(RequestLedger):
         """The transfer that copies the prompt to the host."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HostResident(HostBacked):
     name = "host-resident"
     summary = "SGLang HiSparse: prefill on the GPU, stage to the host, decode through the hot buffer"

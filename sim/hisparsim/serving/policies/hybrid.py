@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from hisparsim.serving.blocks import LawBroken
 from hisparsim.serving.frames import NO_FRAME
@@ -33,6 +34,7 @@ from hisparsim.serving.policy import NO_HIT, Census, LateFree, PrefixHit
 from hisparsim.serving.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Hybrid(HostBacked):
     name = "hybrid"
     summary = "vLLM 0.33 HiSparse: GPU pages are an evictable write-back cache of the host tier (default)"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from hisparsim.serving.policies.gpu_only import GpuOnly
 from hisparsim.serving.policy import PrefixHit
 from hisparsim.serving.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NeverAdmit(GpuOnly):
     name = "never-admit"
     summary = "admits no request (pathological, for tests)"

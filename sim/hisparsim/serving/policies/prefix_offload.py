@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from hisparsim.serving.blocks import BlockPool, LawBroken
 from hisparsim.serving.limits import ServingLimits
@@ -32,6 +33,7 @@ class OffloadLedger(GpuLedger):
         """Leading pages that are in the tier, on their way to it, or were refused for lack of room."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixOffload(GpuOnly):
     name = "prefix-offload"
     summary = "gpu-only with a host tier for cached prefixes; a request must be fully on the GPU to run"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from hisparsim.serving.limits import ServingLimits
 from hisparsim.serving.policies.gpu_only import GpuOnly
 from hisparsim.serving.policy import LateFree, PrefixHit
 from hisparsim.serving.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Thrash(GpuOnly):
     name = "thrash"
     grows_quietly = False
