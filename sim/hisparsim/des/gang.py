@@ -10,7 +10,7 @@ Stretches of quiet steps (decodes that only lengthen contexts) are priced at onc
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import simpy
 
@@ -22,6 +22,8 @@ from hisparsim.des.replica import Replica, Snapshot
 from hisparsim.des.world import World
 from hisparsim.serving.plan import Admit, Load, Outcome, Restore, StepPlan, WriteBack
 
+Taken: TypeAlias = tuple[Replica, StepPlan, Snapshot]
+"""A plan whose step begins, and the state after it was made."""
 STEP_TABLE_COLUMNS = (*BASE_COLUMNS, *(f"cost_{term.value}_ns" for term in Term))
 MIN_STRETCH = 3
 """Fewer quiet steps than this cost less one by one."""
@@ -74,15 +76,15 @@ class Gang:
                     yield env.timeout(duration_ns)
                     continue
             started_ns = int(env.now)
-            plans = [self._take_plan(replica) for replica in active]
-            duration_ns, costs, missed = self._price(active, plans)
+            taken = [self._take_plan(replica) for replica in active]
+            duration_ns, costs, missed = self._price(taken)
             moved = [replica.moved_bytes() for replica in self.replicas]
-            for replica, (plan, _) in zip(active, plans, strict=True):
+            for replica, plan, _ in taken:
                 replica.busy_until_ns = started_ns + duration_ns
                 if plan.actions:
                     self._note_admissions(replica, plan, started_ns)
                     replica.desk.start(plan)
-            self._record(started_ns, duration_ns, plans, costs, missed, moved)
+            self._record(started_ns, duration_ns, taken, costs, missed, moved)
             if self._plans_ahead:
                 for replica in self.replicas:
                     replica.prepare()
@@ -91,14 +93,14 @@ class Gang:
                     replica.core.check()
                 world.links.check()
             yield env.timeout(duration_ns)
-            for replica, (plan, _) in zip(active, plans, strict=True):
+            for replica, plan, _ in taken:
                 self._complete(replica, plan, started_ns)
 
     def _start_loads(self, active: list[Replica]) -> bool:
         """Take plans that compute nothing and only start loads: they need no time."""
         empty = [r for r in active if r.next_plan is not None and not r.next_plan.computes]
         for replica in empty:
-            plan, _ = self._take_plan(replica)
+            _, plan, _ = self._take_plan(replica)
             now_ns = int(self.world.env.now)
             self._note_admissions(replica, plan, now_ns)
             replica.desk.start(plan)
@@ -116,26 +118,27 @@ class Gang:
         return any(replica.core.num_alive for replica in world.replicas)
 
     @staticmethod
-    def _take_plan(replica: Replica) -> tuple[StepPlan, Snapshot]:
+    def _take_plan(replica: Replica) -> Taken:
         plan, snapshot = replica.next_plan, replica.next_snapshot
         assert plan is not None and snapshot is not None
         replica.next_plan = replica.next_snapshot = None
-        return plan, snapshot
+        return replica, plan, snapshot
 
-    def _price(
-        self, active: list[Replica], plans: list[tuple[StepPlan, Snapshot]]
-    ) -> tuple[int, list[StepCost], int]:
-        loads = [replica.load(plan) for replica, (plan, _) in zip(active, plans, strict=True)]
+    def _price(self, taken: list[Taken]) -> tuple[int, list[StepCost], int]:
+        """The step's duration, each replica's cost, and the missed thousandths of a row of all."""
+        loads = [replica.load(plan) for replica, plan, _ in taken]
         if not self._alone:
             tokens = sum(load.num_tokens for load in loads)
             loads = [load.with_expert_tokens(tokens) for load in loads]
-        costs, missed = [], 0
-        for replica, load in zip(active, loads, strict=True):
+        costs, missed, duration_ns = [], 0, 0
+        for index, load in enumerate(loads):
+            replica = taken[index][0]
             cost = replica.price(load)
             replica.count_bytes(cost)
             costs.append(cost)
             missed += int(load.missed_millirows)
-        return max([int(cost.total_ns) for cost in costs]), costs, missed
+            duration_ns = max(duration_ns, int(cost.total_ns))
+        return duration_ns, costs, missed
 
     def _complete(self, replica: Replica, plan: StepPlan, started_ns: int) -> None:
         world = self.world
@@ -242,19 +245,19 @@ class Gang:
         self,
         started_ns: int,
         duration_ns: int,
-        plans: list[tuple[StepPlan, Snapshot]],
+        taken: list[Taken],
         costs: list[StepCost],
         missed: int,
         moved: list[tuple[int, int]],
     ) -> None:
-        (plan, snapshot), slowest, (h2d, d2h) = plans[0], costs[0], moved[0]
+        (_, plan, snapshot), slowest, (h2d, d2h) = taken[0], costs[0], moved[0]
         state, preemptions = self._state(plan, snapshot), snapshot.preemptions
         self._count_blocked(snapshot, duration_ns, 1)
         if self._alone:
             h2d += int(slowest.h2d_bytes)
             d2h += int(slowest.d2h_bytes)
         else:
-            for plan, snapshot in plans[1:]:
+            for _, plan, snapshot in taken[1:]:
                 state = tuple(a + b for a, b in zip(state, self._state(plan, snapshot), strict=True))
                 preemptions += snapshot.preemptions
                 self._count_blocked(snapshot, duration_ns, 1)

@@ -161,9 +161,7 @@ class BlockPool:
             if len(reused):
                 self._reuse(reused)
         if self._first:
-            keyed = blocks[self.key[blocks] != NO_KEY]
-            if len(keyed):
-                self._forget(keyed)
+            self._forget(blocks)
         self.ref[blocks] = 1
         return blocks
 
@@ -230,8 +228,8 @@ class BlockPool:
         had = self.key[blocks]
         if np.count_nonzero(had != NO_KEY):
             changed = had != keys
-            blocks, keys, had = blocks[changed], keys[changed], had[changed]
-            self._forget(blocks[had != NO_KEY])
+            blocks, keys = blocks[changed], keys[changed]
+            self._forget(blocks)
         self.key[blocks] = keys
         first = self._first
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
@@ -239,8 +237,16 @@ class BlockPool:
                 self._further.setdefault(key, []).append(block)
 
     def _forget(self, blocks: IntArray) -> None:
+        """Make blocks unfindable; those without a key are left out."""
         first, further = self._first, self._further
-        keys = self.key[blocks].tolist()
+        had = self.key[blocks]
+        keyed = had != NO_KEY
+        num_keyed = int(np.count_nonzero(keyed))
+        if num_keyed < len(blocks):
+            if not num_keyed:
+                return
+            blocks, had = blocks[keyed], had[keyed]
+        keys = had.tolist()
         self.key[blocks] = NO_KEY
         if not further:
             for key in keys:
