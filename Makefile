@@ -88,13 +88,28 @@ format: dev
 types: dev
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
 
-bench: dev
+# Other simulators, each in an environment of its own; one that cannot be installed is left out.
+$(OUT)/peers/vidur:
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install -q vidur==0.0.26 \
+	  || { rm -rf $@; echo "vidur could not be installed: left out"; }
+
+$(OUT)/peers/dynamo:
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install -q --no-deps ai-dynamo==1.4.2 ai-dynamo-runtime==1.4.2 \
+	  && $@/bin/python -m pip install -q msgspec transformers 2> /dev/null \
+	  || { rm -rf $@; echo "dynamo could not be installed: left out"; }
+
+bench: dev $(OUT)/compiled $(OUT)/peers/vidur $(OUT)/peers/dynamo
 	@mkdir -p $(OUT)/bench
-	trace="$(HISPARSIM_REFERENCE)/traces/mooncake/conversation_trace.first4000.jsonl"; \
-	  $(BIN)/python -m hisparsim.des.benchmark --scaling --json $(OUT)/bench/simulator.json \
-	  $$(test -f "$$trace" && echo --trace "$$trace")
+	@trace="$(HISPARSIM_REFERENCE)/traces/mooncake/conversation_trace.first4000.jsonl"; \
+	  given=$$(test -f "$$trace" && echo --trace "$$trace"); compiled=$(abspath $(OUT)/compiled); \
+	  $(BIN)/python -m hisparsim.des.benchmark --scaling --json $(OUT)/bench/simulator.json $$given; echo; \
+	  PYTHONPATH=$$compiled $(BIN)/python -m hisparsim.des.benchmark --scaling \
+	    --json $(OUT)/bench/compiled.json $$given; echo; \
+	  $(BIN)/python -m hisparsim.des.peers --compiled $$compiled --json $(OUT)/bench/peers.json \
+	    $$(for peer in vidur dynamo; do \
+	      test -d $(OUT)/peers/$$peer && echo --$$peer $(abspath $(OUT)/peers)/$$peer/bin/python; done)
 	$(BIN)/hisparsim kernels bench --device cpu --json > $(OUT)/bench/kernels.json
-	@echo "$(OUT)/bench/simulator.json  $(OUT)/bench/kernels.json"
+	@echo "$(OUT)/bench: simulator.json compiled.json peers.json kernels.json"
 
 # Simulated against measured on this machine: four policies, or every one (DEVICE=cuda on a GPU).
 validate: dev
