@@ -2,6 +2,7 @@
 # make test    all tests                                         make lint types   style and types
 # make validate      simulated against measured on this machine, 12 minutes on two quiet cores
 # make bench   how fast simulator and kernels are here           make conform      agreement with vLLM's logs
+# make compiled      the simulation loop compiled, in out/compiled; make test-compiled runs its tests
 #
 # Everything runs in .venv, which is made on first use. PYTHON chooses the interpreter it is made from, TORCH the
 # build of torch that the tests use (a CPU one serves; with a GPU, give one that matches its driver).
@@ -24,7 +25,7 @@ KERNEL_ENV := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n "1,3s/^# //p" Makefile
+	@sed -n "1,5s/^# //p" Makefile
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -82,7 +82,7 @@ def _comparison(served: Mapping[str, Metrics]) -> list[str]:
     else:
         best = max(served, key=lambda name: served[name].output_tokens_per_s)
     if best == base_name:
-        sentences.append("None of the others does better.")
+        sentences.append("No other policy does better.")
     else:
         m = others.pop(best)
         sentences.append(

@@ -75,7 +75,7 @@ def test_the_paragraph_names_requests_that_did_not_run_to_their_end(runs: list[R
 
 def test_a_policy_that_never_does_better_is_not_praised(runs: list[RunResult]) -> None:
     again = replace(runs[0], policy="thrash")
-    assert "None of the others does better." in paragraph([runs[0], again])
+    assert "No other policy does better." in paragraph([runs[0], again])
 
 
 def test_tables_have_a_row_a_policy_and_shares_that_add_up(runs: list[RunResult]) -> None:

@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[2]
 DIGEST = """
 import hashlib, json, sys
 from hisparsim import Scenario, is_compiled, load_trace, simulate
+from hisparsim.sweep.identity import fingerprint
 
-trace = load_trace(sys.argv[1])
-run = simulate(Scenario.load(overrides=sys.argv[2:]), trace)
-digest = hashlib.sha256()
+trace, scenario = load_trace(sys.argv[1]), Scenario.load(overrides=sys.argv[2:])
+run = simulate(scenario, trace)
+digest = hashlib.sha256(fingerprint(scenario, trace).encode())
 for table in (run.requests, run.steps):
     for name, column in sorted(table.items()):
         digest.update(name.encode() + str(column.dtype).encode() + column.tobytes())

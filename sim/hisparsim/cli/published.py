@@ -11,6 +11,9 @@ import typer
 if TYPE_CHECKING:
     from hisparsim.published.points import PointResult
 
+PIPED_COLUMNS = 160
+"""Width of the table where no terminal says how wide it is: no name is broken."""
+
 
 def published(
     name: Annotated[str | None, typer.Option("--set", help="One set of points only.")] = None,
@@ -57,6 +60,8 @@ def _print_table(results: list[PointResult]) -> None:
             shown = (f"{value:.4g}", f"{result.simulated[metric]:.4g}", f"{error:+.1%}")
             table.add_row(result.point.set_name, result.point.label, metric, *shown)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED_COLUMNS)
     console.print(table)
     for metric, values in errors.items():
         console.print(

@@ -71,6 +71,7 @@ def sweep(
         return
     _require_possible(plan)
     description, sha256 = plan.description(describe(kind, trials, plan.base.seed))
+    page: Path | None = None
     with ExitStack() as stack:
         store: SweepStore | None = None
         if out is not None:
@@ -79,8 +80,10 @@ def sweep(
         table = _run(plan, execution, kind, trials, store)
         if store is not None:
             store.write_table(table.columns, table.rows)
-            say(f"report: {store.write_report(lambda place: _write_report(table, plan, place))}")
+            page = store.write_report(lambda place: _write_report(table, plan, place))
     _require_some(table)
+    if page is not None:
+        say(f"report: {page}")
     if as_json:
         from hisparsim.sweep.table import json_rows
 

@@ -94,5 +94,8 @@ def _source_sha256(kind: type[ResidencyPolicy]) -> str:
     digest = hashlib.sha256()
     for base in kind.__mro__:
         if issubclass(base, ResidencyPolicy):
-            digest.update(Path(inspect.getfile(base)).read_bytes())
+            file = Path(inspect.getfile(base))
+            if file.suffix != ".py":  # compiled, with its source beside it
+                file = file.with_name(file.name.split(".")[0] + ".py")
+            digest.update(file.read_bytes())
     return digest.hexdigest()
