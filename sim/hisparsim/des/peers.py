@@ -95,6 +95,7 @@ class PeerSpeed:
     """From start to exit, imports and output included."""
     num_steps: int | None
     memory_mib: float
+    """Peak, as the kernel counts it: at least the caller's own, with which a child begins."""
 
 
 def run_script(

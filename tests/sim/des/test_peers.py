@@ -22,7 +22,7 @@ def test_a_script_s_last_line_and_what_its_process_took() -> None:
     assert told == {"loop_s": 0.1, "num_steps": 42}
     assert (speed.name, speed.num_requests, speed.loop_s, speed.num_steps) == ("works", 21, 0.1, 42)
     assert speed.process_s >= 0.2
-    assert 64 <= speed.memory_mib < 200
+    assert speed.memory_mib >= 64
 
 
 def test_our_own_run_tells_its_steps() -> None:
