@@ -65,7 +65,7 @@ test-kernels: dev
 	$(KERNEL_ENV) $(BIN)/python -m pytest tests/kernels -n $(JOBS)
 
 # The simulation loop compiled with mypyc, and the tests of the simulator on it.
-$(OUT)/compiled: $(shell find sim/hisparsim -name '*.py') hatch_build.py pyproject.toml | dev
+$(OUT)/compiled: $(shell find sim realrun kernels traces reports -path '*/hisparsim*' -type f ! -name '*.pyc') hatch_build.py pyproject.toml | dev
 	rm -rf $@
 	HISPARSIM_COMPILE=1 $(BIN)/python -m pip install -q --no-deps --target $@ .
 	@touch $@

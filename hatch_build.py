@@ -64,6 +64,7 @@ class CompileHook(BuildHookInterface):
         )
         done = subprocess.run([sys.executable, str(setup), str(configuration), *modules], cwd=work)
         if done.returncode:
+            shutil.rmtree(work, ignore_errors=True)
             raise SystemExit("error: the loop could not be compiled; unset HISPARSIM_COMPILE to do without")
         built = work / "lib"
         for library in built.rglob("*.*"):

@@ -106,11 +106,11 @@ def run_script(
     Raises:
         SystemExit: it failed; with the last line of what it said.
     """
-    environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
+    environment = {**os.environ, "PYTHONPATH": os.path.abspath(path) if path else ""}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         started = time.perf_counter()
         process = subprocess.Popen(
-            [python, "-c", script, str(num_requests), *arguments],
+            [os.path.abspath(python), "-c", script, str(num_requests), *arguments],
             env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT,
         )  # fmt: skip
         _, status, usage = os.wait4(process.pid, 0)
